@@ -1,0 +1,1 @@
+"""The subcommands: arguments in, exit code out."""

@@ -1,0 +1,1 @@
+"""Model families: short functions that read like each model's own forward."""

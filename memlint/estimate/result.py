@@ -1,0 +1,68 @@
+"""The estimator's answer: bytes over one steady step, by phase and component."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Mapping
+
+COMPONENTS = (
+    "parameters",
+    "gradients",
+    "optimizer_states",
+    "activations",
+    "logits",
+    "temporaries",
+    "communication",
+    "inputs",
+)
+"""Components of the allocated peak, in report order; they sum to ``allocated_bytes``."""
+
+PHASES = ("forward", "loss", "backward", "clip", "optimizer")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PhasePeak:
+    """One phase of the step: its highest and its final allocated bytes."""
+
+    phase: str
+    peak_bytes: int
+    end_bytes: int
+    components: Mapping[str, int]
+    """Live bytes by component at the phase's peak."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Overhead:
+    """A stated part of ``device_bytes`` outside the allocated peak, with its range and source."""
+
+    name: str
+    low_bytes: int
+    expected_bytes: int
+    high_bytes: int
+    source: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimate:
+    """Predicted memory of one GPU in one steady step (second or later). All sizes in bytes."""
+
+    method: str
+    """simulated, first-order or traced."""
+    parameters: int
+    """Elements of the model, tied weights once (whole model, not per GPU)."""
+    trainable_parameters: int
+    allocated_bytes: int
+    reserved_bytes: int
+    device_bytes: int
+    low_bytes: int
+    high_bytes: int
+    phase: str
+    components: Mapping[str, int]
+    static: Mapping[str, int]
+    """parameters, gradients, optimizer_states per GPU over the whole step."""
+    forward_end_activation_bytes: int
+    timeline: tuple[PhasePeak, ...]
+    overheads: tuple[Overhead, ...] = ()
+    host_bytes: int = 0
+    assumptions: tuple[str, ...] = ()
+    first_step: Mapping[str, int] = field(default_factory=dict)

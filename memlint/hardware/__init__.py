@@ -1,0 +1,1 @@
+"""GPUs and cloud instances, and what CUDA really reports as usable on them."""

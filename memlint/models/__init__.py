@@ -1,0 +1,1 @@
+"""Model IDs, paths and inline configs to an Architecture; knows nothing of training settings."""

@@ -1,0 +1,1 @@
+"""Search for the cheapest set of remedies that fits."""

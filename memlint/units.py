@@ -1,0 +1,29 @@
+"""Sizes and data types: bytes are ``int`` everywhere, GiB appears only in text."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+KIB = 1024
+MIB = 1024**2
+GIB = 1024**3
+
+DType = Literal["fp64", "fp32", "bf16", "fp16", "fp8", "int8", "uint8", "int64", "bool"]
+
+DTYPE_BYTES: dict[str, int] = {
+    "fp64": 8,
+    "fp32": 4,
+    "bf16": 2,
+    "fp16": 2,
+    "fp8": 1,
+    "int8": 1,
+    "uint8": 1,
+    "int64": 8,
+    "bool": 1,
+}
+"""Bytes of one element (torch.dtype.itemsize)."""
+
+
+def gib(size: int | float, digits: int = 1) -> str:
+    """Return ``size`` bytes as text in GiB, e.g. ``"23.6"``."""
+    return f"{size / GIB:.{digits}f}"
