@@ -1,0 +1,452 @@
+"""Reading values as the frameworks read them, with a problem on the key where they could not.
+
+Every Hugging Face dialect reads a mapping through :class:`Section`: absent and null are the same (an empty YAML value
+means "unset" everywhere), numbers written as text are numbers (``2e-5`` is a string to PyYAML and argparse casts it),
+``'true'`` is a flag, and ``auto`` is left to the caller.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Iterable, Mapping, Sequence
+
+from memlint.dialects.base import Problem
+from memlint.job import KeyPath
+
+_TRUE = frozenset({"true", "t", "yes", "y", "on", "1"})
+_FALSE = frozenset({"false", "f", "no", "n", "off", "0"})
+"""Words of ``string_to_bool`` (transformers 5.24 hf_argparser.py) and of YAML 1.1."""
+
+MAX_TEXT = 60
+"""Characters of a user's value that a message repeats."""
+
+
+def as_int(value: Any) -> int | None:
+    """Return a whole number from ``4``, ``4.0``, ``"4"``, ``5e8`` or ``"1e9"``; None for anything else."""
+    if isinstance(value, bool):
+        return None
+    if isinstance(value, int):
+        return value
+    if isinstance(value, str) and len(value) < 30:
+        text = value.strip().replace("_", "")
+        try:
+            return int(text)
+        except ValueError:
+            pass
+        try:
+            value = float(text)
+        except ValueError:
+            return None
+    if isinstance(value, float) and abs(value) < 1e18 and value == int(value):
+        return int(value)
+    return None
+
+
+def as_float(value: Any) -> float | None:
+    """Return a finite number from ``0.5``, ``1``, ``"2e-5"``; None for anything else."""
+    if isinstance(value, bool):
+        return None
+    if isinstance(value, str) and len(value) < 40:
+        try:
+            value = float(value.strip().replace("_", ""))
+        except ValueError:
+            return None
+    if isinstance(value, (int, float)):
+        try:
+            number = float(value)
+        except OverflowError:
+            return None
+        return number if -1e300 < number < 1e300 else None
+    return None
+
+
+def as_bool(value: Any) -> bool | None:
+    """Return a flag from ``true``, ``'true'``, ``'no'``, ``1``; None for anything else."""
+    if isinstance(value, bool):
+        return value
+    if isinstance(value, int) and value in (0, 1):
+        return bool(value)
+    if isinstance(value, str):
+        word = value.strip().lower()
+        if word in _TRUE:
+            return True
+        if word in _FALSE:
+            return False
+    return None
+
+
+def as_strings(value: Any) -> tuple[str, ...] | None:
+    """Return names from a list of strings or from one comma-separated string; None for anything else."""
+    if isinstance(value, str):
+        return tuple(part.strip() for part in value.split(",") if part.strip())
+    if isinstance(value, (list, tuple)) and all(isinstance(item, (str, int)) for item in value):
+        return tuple(str(item) for item in value)
+    return None
+
+
+def as_mapping(value: Any) -> dict[str, Any] | None:
+    """Return a mapping, also from JSON text (``--fsdp_config '{...}'``); None for anything else."""
+    if isinstance(value, dict):
+        return value
+    if isinstance(value, str) and value.lstrip().startswith("{"):
+        import json
+
+        try:
+            parsed = json.loads(value)
+        except (ValueError, RecursionError):
+            return None
+        return parsed if isinstance(parsed, dict) else None
+    return None
+
+
+def is_auto(value: Any) -> bool:
+    """Whether a value is the word ``auto``."""
+    return isinstance(value, str) and value.strip().lower() == "auto"
+
+
+def show(value: Any) -> str:
+    """Return a value as the user would recognise it, cut to a bounded length."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    text = value if isinstance(value, str) else type(value).__name__ if isinstance(value, (dict, list)) else str(value)
+    return text if len(text) <= MAX_TEXT else text[: MAX_TEXT - 3] + "..."
+
+
+class Section:
+    """One mapping of a config, read key by key; bad values become MEM003 problems and read as absent.
+
+    ``prefix`` is the key path of the mapping inside its file, ``file`` the companion file it is in (None: the document
+    that is being read). Problems of all sections of one reading are collected in one shared list.
+    """
+
+    __slots__ = ("data", "problems", "prefix", "file")
+
+    def __init__(
+        self, data: Mapping[str, Any], problems: list[Problem], *, prefix: KeyPath = (), file: str | None = None
+    ) -> None:
+        self.data = data
+        self.problems = problems
+        self.prefix = prefix
+        self.file = file
+
+    def path(self, name: str) -> KeyPath:
+        """Key path of ``name`` inside the file."""
+        return (*self.prefix, name)
+
+    def has(self, *names: str) -> str | None:
+        """Return the first of ``names`` that is present and not null."""
+        for name in names:
+            if self.data.get(name) is not None:
+                return name
+        return None
+
+    def raw(self, name: str, default: Any = None) -> Any:
+        """Return the value as the file's loader gave it; ``default`` when absent or null."""
+        value = self.data.get(name)
+        return default if value is None else value
+
+    def bad(self, name: str, expected: str) -> None:
+        """Note MEM003: the value of ``name`` is not ``expected`` (``"a whole number"``)."""
+        self.problem("MEM003", name, f"`{name}` must be {expected}, not `{show(self.data.get(name))}`")
+
+    def problem(self, code: str, name: str, message: str, *, label: str | None = None, on_key: bool = False) -> None:
+        """Note a problem at key ``name`` of this section."""
+        self.problems.append(
+            Problem(code=code, key=self.path(name), message=message, label=label, file=self.file, on_key=on_key)
+        )
+
+    def integer(self, name: str, *, minimum: int | None = None, maximum: int | None = None) -> int | None:
+        """Return a whole number; None when absent, ``auto`` or bad (MEM003)."""
+        value = self.raw(name)
+        if value is None or is_auto(value):
+            return None
+        number = as_int(value)
+        if number is None:
+            self.bad(name, "a whole number")
+            return None
+        if (minimum is not None and number < minimum) or (maximum is not None and number > maximum):
+            bound = f"at least {minimum}" if minimum is not None and number < minimum else f"at most {maximum}"
+            self.bad(name, bound)
+            return None
+        return number
+
+    def number(self, name: str, *, minimum: float | None = None) -> float | None:
+        """Return a number; None when absent, ``auto`` or bad (MEM003)."""
+        value = self.raw(name)
+        if value is None or is_auto(value):
+            return None
+        number = as_float(value)
+        if number is None:
+            self.bad(name, "a number")
+        elif minimum is not None and number < minimum:
+            self.bad(name, f"at least {minimum:g}")
+            number = None
+        return number
+
+    def flag(self, name: str) -> bool | None:
+        """Return a flag; None when absent, ``auto`` or bad (MEM003)."""
+        value = self.raw(name)
+        if value is None or is_auto(value):
+            return None
+        flag = as_bool(value)
+        if flag is None:
+            self.bad(name, "true or false")
+        return flag
+
+    def text(self, name: str, choices: Iterable[str] | None = None) -> str | None:
+        """Return a string, lower-cased and checked when ``choices`` are given; None when absent or bad (MEM003)."""
+        value = self.raw(name)
+        if value is None:
+            return None
+        if not isinstance(value, str):
+            self.bad(name, "a string")
+            return None
+        if choices is None:
+            return value
+        word = value.strip().lower()
+        known = tuple(choices)
+        if word in known:
+            return word
+        self.problem("MEM003", name, f"`{name}: {show(value)}` is not known" + did_you_mean(word, known))
+        return None
+
+    def mapping(self, name: str) -> dict[str, Any] | None:
+        """Return a mapping (or JSON text of one); None when absent or bad (MEM003)."""
+        value = self.raw(name)
+        if value is None or value == "":
+            return None
+        found = as_mapping(value)
+        if found is None:
+            self.bad(name, "a mapping")
+        return found
+
+    def strings(self, name: str) -> tuple[str, ...] | None:
+        """Return names from a list or a comma-separated string; None when absent or bad (MEM003)."""
+        value = self.raw(name)
+        if value is None:
+            return None
+        found = as_strings(value)
+        if found is None:
+            self.bad(name, "a list of names")
+        return found
+
+    def section(self, name: str) -> Section | None:
+        """Return the mapping at ``name`` as a section of its own."""
+        found = self.mapping(name)
+        return None if found is None else Section(found, self.problems, prefix=self.path(name), file=self.file)
+
+
+def nearest(word: str, names: Iterable[str], cutoff: float = 0.8) -> str | None:
+    """Return the name most like ``word``, or None. difflib is imported only when some name is close at all."""
+    letters = set(word)
+    close = [n for n in names if abs(len(n) - len(word)) <= 4 and len(letters.symmetric_difference(n)) <= 5]
+    if not close:
+        return None
+    from difflib import get_close_matches
+
+    found = get_close_matches(word, close, n=1, cutoff=cutoff)
+    return found[0] if found else None
+
+
+def did_you_mean(word: str, names: Iterable[str]) -> str:
+    """Return ``"; did you mean `x`?"``, or the choices when they are few, or nothing."""
+    known = list(names)
+    match = nearest(word, known, cutoff=0.6)
+    if match is not None:
+        return f"; did you mean `{match}`?"
+    if len(known) <= 8:
+        return "; choose from " + ", ".join(f"`{n}`" for n in known)
+    return ""
+
+
+def near_misses(
+    data: Mapping[str, Any],
+    relevant: Iterable[str],
+    known: frozenset[str],
+    *,
+    prefix: KeyPath = (),
+    file: str | None = None,
+) -> list[Problem]:
+    """Return MEM002 for keys that are no key of the framework but nearly one that matters to memory.
+
+    ``known`` holds every key the framework accepts, so that a real key which resembles another is never reported.
+    """
+    names = [name for name in relevant if name not in data]
+    problems = []
+    for key in data:
+        if not isinstance(key, str) or key in known or len(key) > 60:
+            continue
+        folded = key.strip().lower().replace("-", "_")
+        match = folded if folded in names else nearest(folded, names, cutoff=0.87)
+        if match is not None:
+            problems.append(
+                Problem(
+                    code="MEM002",
+                    key=(*prefix, key),
+                    message=f"unknown key `{show(key)}`; did you mean `{match}`?",
+                    label="has no effect",
+                    file=file,
+                    on_key=True,
+                )
+            )
+    return problems
+
+
+HF_OPTIMIZERS: dict[str, str] = {
+    "adamw_torch": "adamw",
+    "adamw_hf": "adamw",
+    "adamw_torch_fused": "adamw-fused",
+    "adamw_torch_xla": "adamw",
+    "adamw_torch_npu_fused": "adamw-fused",
+    "adamw_apex_fused": "adamw-fused",
+    "adafactor": "adafactor",
+    "adamw_anyprecision": "adamw-anyprecision",
+    "adamw_torch_4bit": "adamw-4bit",
+    "adamw_torch_8bit": "adamw-8bit",
+    "ademamix": "ademamix",
+    "sgd": "sgd",
+    "adagrad": "adagrad",
+    "adamw_bnb_8bit": "adamw-8bit",
+    "adamw_8bit": "adamw-8bit",
+    "ademamix_8bit": "ademamix-8bit",
+    "lion_8bit": "lion-8bit",
+    "lion_32bit": "lion",
+    "paged_adamw_32bit": "paged-adamw",
+    "paged_adamw_8bit": "paged-adamw-8bit",
+    "paged_ademamix_32bit": "paged-ademamix",
+    "paged_ademamix_8bit": "paged-ademamix-8bit",
+    "paged_lion_32bit": "paged-lion",
+    "paged_lion_8bit": "paged-lion-8bit",
+    "rmsprop": "rmsprop",
+    "rmsprop_bnb": "rmsprop",
+    "rmsprop_bnb_8bit": "rmsprop-8bit",
+    "rmsprop_bnb_32bit": "rmsprop",
+    "galore_adamw": "galore-adamw",
+    "galore_adamw_8bit": "galore-adamw-8bit",
+    "galore_adafactor": "galore-adafactor",
+    "galore_adamw_layerwise": "galore-adamw",
+    "galore_adamw_8bit_layerwise": "galore-adamw-8bit",
+    "galore_adafactor_layerwise": "galore-adafactor",
+    "lomo": "lomo",
+    "adalomo": "adalomo",
+    "grokadamw": "grokadamw",
+    "schedule_free_radam": "schedule-free-radam",
+    "schedule_free_adamw": "schedule-free-adamw",
+    "schedule_free_sgd": "schedule-free-sgd",
+    "apollo_adamw": "apollo",
+    "apollo_adamw_layerwise": "apollo",
+    "stable_adamw": "stable-adamw",
+}
+"""OptimizerNames of transformers 5.24 (training_args.py), with adamw_hf and adamw_apex_fused of 4.x, -> native names."""
+
+LAYERWISE_OPTIMIZERS = frozenset(name for name in HF_OPTIMIZERS if name.endswith("_layerwise")) | {"lomo", "adalomo"}
+"""Optimizers that step inside backward and free each gradient at once (transformers 5.24 trainer_optimizer.py)."""
+
+NATIVE_TO_HF: dict[str, str] = {
+    "adamw": "adamw_torch",
+    "adamw-foreach": "adamw_torch",
+    "adamw-fused": "adamw_torch_fused",
+    "adamw-8bit": "adamw_bnb_8bit",
+    "adamw-4bit": "adamw_torch_4bit",
+    "paged-adamw": "paged_adamw_32bit",
+    "paged-adamw-8bit": "paged_adamw_8bit",
+    "adafactor": "adafactor",
+    "lion": "lion_32bit",
+    "lion-8bit": "lion_8bit",
+    "paged-lion": "paged_lion_32bit",
+    "paged-lion-8bit": "paged_lion_8bit",
+    "ademamix": "ademamix",
+    "ademamix-8bit": "ademamix_8bit",
+    "paged-ademamix-8bit": "paged_ademamix_8bit",
+    "sgd": "sgd",
+    "adagrad": "adagrad",
+    "rmsprop": "rmsprop",
+    "rmsprop-8bit": "rmsprop_bnb_8bit",
+    "galore-adamw": "galore_adamw",
+    "galore-adamw-8bit": "galore_adamw_8bit",
+    "apollo": "apollo_adamw",
+    "lomo": "lomo",
+    "adalomo": "adalomo",
+    "stable-adamw": "stable_adamw",
+}
+"""The optimizer name to write for a native one, for ``express``."""
+
+ATTENTION: dict[str, str] = {
+    "eager": "eager",
+    "sdpa": "sdpa",
+    "flash_attention_2": "flash",
+    "flash_attention_3": "flash",
+    "flash_attention_4": "flash",
+    "flex_attention": "flex",
+}
+"""Names of ``attn_implementation`` (transformers 5.24 modeling_utils.py ALL_ATTENTION_FUNCTIONS) -> native names."""
+
+NATIVE_TO_ATTENTION: dict[str, str] = {
+    "eager": "eager",
+    "sdpa": "sdpa",
+    "flash": "flash_attention_2",
+    "flex": "flex_attention",
+}
+
+
+def attention_name(value: str) -> str | None:
+    """Return the native name of an ``attn_implementation``, or None when it is not known.
+
+    ``paged|flash_attention_2`` and kernels of the hub (``kernels-community/flash-attn3``) count as what they replace.
+    """
+    word = value.strip().lower().rpartition("|")[2]
+    if word in ATTENTION:
+        return ATTENTION[word]
+    if "/" in word and "flash" in word:
+        return "flash"
+    return None
+
+
+DTYPES: dict[str, str] = {
+    "float32": "fp32",
+    "fp32": "fp32",
+    "float": "fp32",
+    "bfloat16": "bf16",
+    "bf16": "bf16",
+    "float16": "fp16",
+    "fp16": "fp16",
+    "half": "fp16",
+}
+"""torch dtype names -> native names."""
+
+NATIVE_TO_DTYPE: dict[str, str] = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
+
+
+def dtype_name(value: Any) -> str | None:
+    """Return ``fp32``, ``bf16`` or ``fp16`` from a torch dtype name (``torch.bfloat16``, ``bfloat16``); else None."""
+    if not isinstance(value, str):
+        return None
+    return DTYPES.get(value.strip().lower().rpartition(".")[2])
+
+
+def major(version: str | None, default: int) -> int:
+    """Return the first number of a version (``"4.57.6"`` -> 4), or ``default``."""
+    if version:
+        head = version.lstrip("vV=~><^ ").split(".")[0]
+        if head.isdigit():
+            return int(head)
+    return default
+
+
+def version_tuple(version: str | None) -> tuple[int, ...]:
+    """Return ``(0, 18, 0)`` from ``"0.18.0.dev0"``; empty when there is none."""
+    numbers: list[int] = []
+    for part in (version or "").lstrip("vV=~><^ ").split("."):
+        digits = part.partition("+")[0]
+        if not digits.isdigit():
+            break
+        numbers.append(int(digits))
+    return tuple(numbers)
+
+
+def as_sequence(value: Any) -> Sequence[Any]:
+    """Return a list as it is, None as empty, anything else as a list of one."""
+    if value is None:
+        return ()
+    return value if isinstance(value, (list, tuple)) else (value,)
