@@ -182,7 +182,9 @@ class Parallelism:
     offload: str = "none"
     """none optimizer parameters all."""
     reduce_bucket_elements: int | None = None
-    """DeepSpeed reduce_bucket_size in elements; None: the framework's default."""
+    """DeepSpeed reduce_bucket_size in elements; None: the framework's default; -1 (here and in the next three): the
+    Hugging Face filler's ``auto``: hidden_size^2, and 0.9 hidden_size^2 to prefetch, 10 hidden_size to persist
+    (transformers 5.24 integrations/deepspeed.py)."""
     allgather_bucket_elements: int | None = None
     prefetch_bucket_elements: int | None = None
     persistence_threshold_elements: int | None = None

@@ -1,0 +1,257 @@
+"""What a DeepSpeed config says about memory, checked key by key.
+
+Source: DeepSpeed 0.19.8, ``runtime/{config,constants,precision_config}.py`` and ``runtime/zero/config.py``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Mapping
+
+from memlint.dialects.base import Problem
+from memlint.dialects.values import Section, is_auto, near_misses, show
+
+AUTO = -1
+"""An ``auto`` bucket that the Hugging Face filler computes from hidden_size once the model is known."""
+
+TOP_KEYS = frozenset(
+    """train_batch_size train_micro_batch_size_per_gpu gradient_accumulation_steps steps_per_print optimizer scheduler
+    fp16 bf16 amp torch_autocast data_types gradient_clipping zero_optimization zero_allow_untested_optimizer
+    zero_force_ds_cpu_optimizer activation_checkpointing communication_data_type sequence_parallel_size
+    seq_parallel_communication_data_type tensor_parallel pipeline compile wall_clock_breakdown flops_profiler
+    comms_logger comms_config monitor_config tensorboard wandb csv_monitor comet prescale_gradients
+    gradient_predivide_factor sparse_gradients sparse_attention dump_state disable_allgather memory_breakdown
+    autotuning elasticity data_efficiency curriculum_learning progressive_layer_drop eigenvalue quantize_training
+    compression_training checkpoint aio nebula hybrid_engine use_node_local_storage dataloader_drop_last
+    load_universal_checkpoint graph_harvesting weight_quantization fp8_optimizer timers zenflow superoffload
+    use_data_before_expert_parallelism expert_parallel auto_ep msamp zero_optimizer logging inference
+    """.split()
+)
+"""Top-level keys of DeepSpeed 0.19.8; none of them is ever reported as a misspelling."""
+
+ZERO_KEYS = frozenset(
+    """stage contiguous_gradients reduce_scatter reduce_bucket_size use_multi_rank_bucket_allreduce
+    allgather_partitions allgather_bucket_size overlap_comm load_from_fp32_weights elastic_checkpoint offload_param
+    offload_optimizer sub_group_size cpu_offload cpu_offload_param cpu_offload_use_pin_memory
+    stage3_max_live_parameters stage3_max_reuse_distance stage3_prefetch_bucket_size
+    stage3_param_persistence_threshold stage3_model_persistence_threshold
+    stage3_gather_16bit_weights_on_model_save stage3_gather_fp16_weights_on_model_save
+    stage3_use_all_reduce_for_fetch_params stage3_module_granularity_threshold stage3_allgather_sequential
+    use_all_reduce_for_fetch_params ignore_unused_parameters legacy_stage1 round_robin_gradients
+    zero_hpz_partition_size zero_quantized_weights zero_quantized_nontrainable_weights zero_quantized_gradients
+    zeropp_loco_param mics_shard_size mics_hierarchical_params_gather memory_efficient_linear pipeline_loading_checkpoint
+    override_module_apply log_trace_cache_warnings prefetch_bucket_size param_persistence_threshold
+    model_persistence_threshold max_live_parameters max_reuse_distance gather_16bit_weights_on_model_save
+    fast_sharding_for_leaf_module leaf_module allgather_size compute_grad_norm zenflow
+    """.split()
+)
+
+_DEVICES = ("none", "cpu", "nvme")
+_WANTED_TOP = (
+    "train_batch_size",
+    "train_micro_batch_size_per_gpu",
+    "gradient_accumulation_steps",
+    "zero_optimization",
+    "activation_checkpointing",
+)
+_WANTED_ZERO = (
+    "stage",
+    "offload_param",
+    "offload_optimizer",
+    "reduce_bucket_size",
+    "allgather_bucket_size",
+    "overlap_comm",
+    "stage3_prefetch_bucket_size",
+    "stage3_param_persistence_threshold",
+)
+
+OPTIMIZERS: dict[str, str] = {
+    "adam": "adamw-fused",
+    "adamw": "adamw-fused",
+    "onebitadam": "adamw-fused",
+    "zerooneadam": "adamw-fused",
+    "lamb": "adamw-fused",
+    "onebitlamb": "adamw-fused",
+    "lion": "lion",
+    "muon": "muon",
+    "adagrad": "adagrad",
+    "sgd": "sgd",
+}
+"""``optimizer.type`` (lower case) -> native name: Adam becomes FusedAdam, a multi-tensor kernel without temporaries
+(DeepSpeed 0.19.8 runtime/engine.py ``_configure_basic_optimizer``); LAMB holds the same two moments."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeepSpeedSettings:
+    """Memory-relevant content of one DeepSpeed config. ``None`` means absent or ``auto`` where that is the same."""
+
+    stage: int = 0
+    offload_optimizer: bool = False
+    offload_param: bool = False
+    bf16: bool | None = None
+    """``bf16.enabled``: None when the section is absent or says ``auto``."""
+    fp16: bool | None = None
+    bf16_without_master: bool = False
+    """bf16_master_weights_and_grads: no fp32 master copy."""
+    bf16_states: bool = False
+    """bf16_optimizer_states: Adam moments in bf16."""
+    grad_accum_fp32: bool = False
+    micro_batch_size: int | None = None
+    gradient_accumulation_steps: int | None = None
+    train_batch_size: int | None = None
+    gradient_clipping: float | None = None
+    reduce_bucket: int | None = None
+    """Elements; AUTO where the Hugging Face filler decides."""
+    allgather_bucket: int | None = None
+    prefetch_bucket: int | None = None
+    persistence_threshold: int | None = None
+    overlap_comm: bool | None = None
+    optimizer: str | None = None
+    """Native name of ``optimizer.type``; None: the client's optimizer."""
+    autocast: str | None = None
+    """torch_autocast dtype when enabled."""
+    tensor: int = 1
+    sequence: int = 1
+    compile: bool = False
+    checkpointing_section: bool = False
+    """``activation_checkpointing`` asks for something, which models of transformers never look at."""
+    keys: Mapping[str, tuple[str | int, ...]]
+    """Field name -> key path inside the file, for origins."""
+    file: str | None = None
+    """Companion file; None when inline in the document."""
+    source: str | None = None
+    """Where the content comes from when it is not the user's own file (a shipped set)."""
+
+
+def read_config(section: Section, *, shipped: str | None = None) -> DeepSpeedSettings:
+    """Read a DeepSpeed mapping; problems go to ``section.problems`` on their exact key.
+
+    ``shipped`` names the source when the content is a framework's own file.
+    """
+    section.problems.extend(near_misses(section.data, _WANTED_TOP, TOP_KEYS, prefix=section.prefix, file=section.file))
+    keys: dict[str, tuple[str | int, ...]] = {}
+    values: dict[str, Any] = {}
+
+    def keep(field: str, where: Section, name: str, value: Any) -> None:
+        if value is not None:
+            values[field] = value
+            keys[field] = where.path(name)
+
+    keep(
+        "micro_batch_size", section, "train_micro_batch_size_per_gpu", _count(section, "train_micro_batch_size_per_gpu")
+    )
+    keep(
+        "gradient_accumulation_steps",
+        section,
+        "gradient_accumulation_steps",
+        _count(section, "gradient_accumulation_steps"),
+    )
+    keep("train_batch_size", section, "train_batch_size", _count(section, "train_batch_size"))
+    keep("gradient_clipping", section, "gradient_clipping", section.number("gradient_clipping", minimum=0))
+    _precision(section, keep)
+    zero = section.section("zero_optimization")
+    if zero is not None:
+        _zero(zero, keep)
+    optimizer = section.section("optimizer")
+    if optimizer is not None and optimizer.has("type"):
+        kind = optimizer.text("type")
+        if kind is not None:
+            keep("optimizer", optimizer, "type", OPTIMIZERS.get(kind.lower().replace("_", ""), "adamw-fused"))
+    tensor = section.section("tensor_parallel")
+    if tensor is not None:
+        size = tensor.integer("autotp_size", minimum=0)
+        if size:
+            keep("tensor", tensor, "autotp_size", size)
+    sequence = section.integer("sequence_parallel_size", minimum=1)
+    if sequence:
+        keep("sequence", section, "sequence_parallel_size", sequence)
+    compiling = section.data.get("compile")
+    if isinstance(compiling, dict) and (compiling.get("disable") is False or compiling.get("deepcompile") is True):
+        keep("compile", section, "compile", True)
+    checkpointing = section.data.get("activation_checkpointing")
+    if isinstance(checkpointing, dict) and any(
+        checkpointing.get(name) is True for name in ("partition_activations", "cpu_checkpointing")
+    ):
+        keep("checkpointing_section", section, "activation_checkpointing", True)
+    return DeepSpeedSettings(keys=keys, file=section.file, source=shipped, **values)
+
+
+def _count(section: Section, name: str) -> int | None:
+    return section.integer(name, minimum=1)
+
+
+def _precision(section: Section, keep: Any) -> None:
+    for field in ("bf16", "fp16"):
+        name = "bfloat16" if field == "bf16" and section.has("bfloat16") else field
+        value = section.raw(name)
+        if isinstance(value, bool):
+            section.bad(name, "a mapping with `enabled`")
+            continue
+        part = section.section(name)
+        if part is None:
+            continue
+        keep(field, part, "enabled", part.flag("enabled"))
+        if field == "bf16":
+            keep(
+                "bf16_without_master", part, "bf16_master_weights_and_grads", part.flag("bf16_master_weights_and_grads")
+            )
+            keep("bf16_states", part, "bf16_optimizer_states", part.flag("bf16_optimizer_states"))
+    types = section.section("data_types")
+    if types is not None and types.raw("grad_accum_dtype") in ("fp32", "float32"):
+        keep("grad_accum_fp32", types, "grad_accum_dtype", True)
+    autocast = section.section("torch_autocast")
+    if autocast is not None and autocast.flag("enabled"):
+        dtype = autocast.raw("dtype", "bfloat16")
+        keep("autocast", autocast, "enabled", "fp16" if dtype in ("float16", "fp16") else "bf16")
+
+
+def _zero(zero: Section, keep: Any) -> None:
+    zero.problems.extend(near_misses(zero.data, _WANTED_ZERO, ZERO_KEYS, prefix=zero.prefix, file=zero.file))
+    if is_auto(zero.raw("stage")):
+        zero.bad("stage", "0, 1, 2 or 3")
+    stage = zero.integer("stage", minimum=0, maximum=3)
+    keep("stage", zero, "stage", stage)
+    for field in ("offload_optimizer", "offload_param"):
+        part = zero.section(field)
+        if part is None:
+            continue
+        device = part.raw("device", "none")
+        if device is not False and (not isinstance(device, str) or device.lower() not in (*_DEVICES, "auto")):
+            part.bad("device", "`none`, `cpu` or `nvme`")
+            continue
+        keep(field, zero, field, isinstance(device, str) and device.lower() in ("cpu", "nvme"))
+    if zero.flag("cpu_offload") and not zero.has("offload_optimizer"):
+        keep("offload_optimizer", zero, "cpu_offload", True)
+    if (stage or 0) < 3 and isinstance(zero.data.get("offload_param"), dict):
+        device = zero.data["offload_param"].get("device")
+        if device in ("cpu", "nvme"):
+            zero.problem(
+                "MEM007",
+                "offload_param",
+                f"`offload_param` has no effect with `stage: {show(stage or 0)}`; only stage 3 partitions parameters",
+                label="ignored",
+                on_key=True,
+            )
+    for field, names in (
+        ("reduce_bucket", ("reduce_bucket_size",)),
+        ("allgather_bucket", ("allgather_bucket_size",)),
+        ("prefetch_bucket", ("stage3_prefetch_bucket_size", "prefetch_bucket_size")),
+        ("persistence_threshold", ("stage3_param_persistence_threshold", "param_persistence_threshold")),
+    ):
+        name = zero.has(*names)
+        if name is not None:
+            keep(field, zero, name, AUTO if is_auto(zero.raw(name)) else zero.integer(name, minimum=0))
+    keep("overlap_comm", zero, "overlap_comm", zero.flag("overlap_comm"))
+
+
+def batch_problem(settings: DeepSpeedSettings) -> Problem | None:
+    """Return MEM603-like trouble inside the file itself: a train batch that its own factors do not divide."""
+    micro, steps, total = settings.micro_batch_size, settings.gradient_accumulation_steps, settings.train_batch_size
+    if micro and total and total % (micro * (steps or 1)):
+        return Problem(
+            code="MEM003",
+            key=settings.keys["train_batch_size"],
+            message=f"`train_batch_size: {total}` is no multiple of micro batch {micro} x accumulation {steps or 1}",
+            file=settings.file,
+        )
+    return None
