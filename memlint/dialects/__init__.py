@@ -1,1 +1,1 @@
-"""One folder or file per config format: recognise it, read it into a TrainingJob, and write remedies in its own keys."""
+"""One folder or file per config format: recognise it, read it into a TrainingJob, write remedies in its own keys."""

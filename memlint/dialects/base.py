@@ -86,6 +86,7 @@ class JobDraft:
     """
 
     def __init__(self, framework: str, document: Document) -> None:
+        """Start an empty draft; ``framework`` names dialect and version: ``axolotl 0.18``."""
         self.framework = framework
         self.document = document
         self.values: dict[str, Any] = {}

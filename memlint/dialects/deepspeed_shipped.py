@@ -2,7 +2,8 @@
 
 Only what decides memory is kept: ``zero_optimization``, the precision switches, and the optimizer. Sources:
 axolotl 0.18.0 ``deepspeed_configs/`` (commit 067b021), LLaMA-Factory 0.9.6 ``examples/deepspeed/`` (commit ff6d4d1),
-ms-swift ``swift/config/``. ``sub_group_size`` and the ``gather`` switches do not change the step's peak and are left out.
+ms-swift ``swift/config/``. ``sub_group_size`` and the ``gather`` switches do not
+change the step's peak and are left out.
 """
 
 from __future__ import annotations

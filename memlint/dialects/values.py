@@ -315,6 +315,11 @@ def version_tuple(version: str | None) -> tuple[int, ...]:
     return tuple(numbers)
 
 
+def words(text: str) -> frozenset[str]:
+    """Return the blank-separated words of ``text``: how long lists of framework keys are written here."""
+    return frozenset(text.split())
+
+
 def as_sequence(value: Any) -> Sequence[Any]:
     """Return a list as it is, None as empty, anything else as a list of one."""
     if value is None:
