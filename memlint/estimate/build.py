@@ -1,0 +1,174 @@
+"""Parameters of a model under a job: which exist, in which dtype, which train, and the modules that hold them.
+
+A family asks for ``build.linear(...)`` as its model's constructor asks for ``nn.Linear``; the job decides what comes back:
+a plain linear, a frozen base with a LoRA branch, or a quantised one.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+from memlint.estimate.adapters import LoraLinear, QuantizedWeight, matches
+from memlint.estimate.engine.tape import Leaf, Tape, Tensor
+from memlint.estimate.ops.linear import Weight, embedding, linear
+from memlint.job import TrainingJob
+from memlint.units import DTYPE_BYTES
+
+
+@dataclass(slots=True)
+class Record:
+    """One parameter tensor, or ``count`` equal ones in equal layers."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    trainable: bool
+    grad_dtype: str
+    count: int
+    stored_bytes: int
+    """Bytes of one tensor as stored (packed for quantised weights), not rounded."""
+    blocks: tuple[int, ...]
+    """Bytes of each storage that makes it up (a quantised weight has its statistics beside it)."""
+    base: bool = True
+    """Part of the model itself rather than of an adapter."""
+
+    @property
+    def numel(self) -> int:
+        """Elements of one tensor."""
+        return prod(self.shape)
+
+
+class Linear:
+    """nn.Linear."""
+
+    __slots__ = ("bias", "weight")
+
+    def __init__(self, weight: Weight, bias: Weight | None) -> None:
+        self.weight = weight
+        self.bias = bias
+
+    def __call__(self, f: Tape, x: Tensor) -> Tensor:
+        """x [..., in] -> [..., out]."""
+        return linear(f, x, self.weight, self.bias)
+
+
+class Embedding:
+    """nn.Embedding."""
+
+    __slots__ = ("weight",)
+
+    def __init__(self, weight: Weight) -> None:
+        self.weight = weight
+
+    def __call__(self, f: Tape, ids: Tensor) -> Tensor:
+        """ids [...] -> [..., H]."""
+        return embedding(f, self.weight, ids)
+
+
+class Build:
+    """Makes a model's parameters under a job and keeps a record of each."""
+
+    def __init__(self, job: TrainingJob) -> None:
+        self.job = job
+        self.training = job.training
+        self.records: list[Record] = []
+        self.count = 1
+        """How many equal layers the layer under construction stands for."""
+        self.run_all_layers = False
+        """Run every layer instead of extending equal ones (the proof of the shortcut)."""
+        self.leaves: list[Leaf] = []
+        self.buffer_bytes = 0
+        self.frozen = False
+        """The part under construction is frozen whatever its name (a reference model, a frozen tower)."""
+        self.layer_frozen = False
+        method = job.training.method
+        self.adapter = method not in ("full", "freeze")
+        self.lora = job.training.lora if method in ("lora", "qlora") or job.training.lora is not None else None
+
+    def _trainable(self, name: str, *, adapter: bool = False) -> bool:
+        training = self.training
+        if self.frozen:
+            return False
+        if adapter:
+            return True
+        if self.adapter:
+            saved = self.lora.modules_to_save if self.lora else ()
+            return any(fragment in name.split(".") for fragment in saved)
+        if any(_named(fragment, name) for fragment in training.freeze):
+            return False
+        if training.trainable_patterns:
+            return any(_named(pattern, name) for pattern in training.trainable_patterns)
+        return not self.layer_frozen
+
+    def _dtype(self, name: str, trainable: bool) -> str:
+        precision = self.training.precision
+        if any(_named(fragment, name) for fragment in precision.fp32_modules):
+            return "fp32"
+        if trainable and precision.trainable_weights is not None:
+            return precision.trainable_weights
+        return precision.weights
+
+    def parameter(
+        self, name: str, *shape: int, dtype: str | None = None, adapter: bool = False, trainable: bool | None = None
+    ) -> Weight:
+        """A parameter of the given shape; dtype and trainability follow from the job unless given."""
+        if trainable is None:
+            trainable = self._trainable(name, adapter=adapter)
+        dtype = dtype or self._dtype(name, trainable)
+        grad_dtype = (self.training.precision.gradients or dtype) if trainable else dtype
+        size = prod(shape) * DTYPE_BYTES[dtype]
+        self.records.append(
+            Record(name, shape, dtype, trainable, grad_dtype, self.count, size, (size,), base=not adapter)
+        )
+        weight = Weight(name, shape, dtype, trainable, grad_dtype)
+        if isinstance(weight.node, Leaf):
+            self.leaves.append(weight.node)
+        return weight
+
+    def buffer(self, size: int) -> None:
+        """A registered buffer of ``size`` bytes (rotary frequencies)."""
+        self.buffer_bytes += ((size + 511) & ~511) * self.count
+
+    def linear(self, name: str, inputs: int, outputs: int, bias: bool = False) -> Any:
+        """nn.Linear(inputs, outputs, bias), or what the job's method puts in its place."""
+        quantization = self.training.quantization
+        if quantization is not None and not self.frozen and not any(_named(s, name) for s in quantization.skip):
+            weight: Weight | QuantizedWeight = self._quantized(name, outputs, inputs)
+        else:
+            weight = self.parameter(f"{name}.weight", outputs, inputs)
+        offset = self.parameter(f"{name}.bias", outputs) if bias else None
+        base = Linear(weight, offset) if isinstance(weight, Weight) else weight.module(offset)
+        lora = self.lora
+        if lora is None or self.frozen or not matches(lora.targets, name, self.job.architecture):
+            return base
+        return LoraLinear.build(self, name, base, inputs, outputs, lora)
+
+    def _quantized(self, name: str, outputs: int, inputs: int) -> QuantizedWeight:
+        quantization = self.training.quantization
+        assert quantization is not None
+        compute = self.training.precision.autocast or self.training.precision.weights
+        weight = QuantizedWeight(outputs, inputs, quantization, compute)
+        blocks = weight.storages()
+        self.records.append(
+            Record(
+                f"{name}.weight", (outputs, inputs), quantization.type, False, "", self.count, sum(blocks), tuple(blocks)
+            )
+        )
+        return weight
+
+    def embedding(self, name: str, rows: int, width: int) -> Embedding:
+        """nn.Embedding(rows, width)."""
+        return Embedding(self.parameter(f"{name}.weight", rows, width))
+
+
+def _named(fragment: str, name: str) -> bool:
+    """Whether a name fragment (dotted words, or a regular expression) names this parameter."""
+    if re.fullmatch(r"[\w.]+", fragment):
+        return f".{fragment}." in f".{name}."
+    try:
+        return re.search(fragment, name) is not None
+    except re.error:
+        return False

@@ -1,0 +1,1 @@
+"""A very small autograd engine whose tensors have a shape, a dtype and a storage, but no data."""

@@ -1,0 +1,329 @@
+"""Tensors, nodes and the backward pass, in the order in which PyTorch's engine runs them.
+
+Source: torch/csrc/autograd/engine.cpp, input_buffer.cpp, functions/accumulate_grad.h and python_variable saving rules
+of torch 2.13: inputs are saved before the kernel runs, gradients are moved into a node's call and freed when it returns,
+saved tensors are released after the call and before the results are accumulated.
+"""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any, Callable, Iterable, Sequence
+
+from memlint.estimate.engine.pool import ACTIVATIONS, GRADIENTS, TEMPORARIES, Pool, Repeat, Storage
+from memlint.units import DTYPE_BYTES
+
+Shape = tuple[int, ...]
+Backward = Callable[["Tape", "Node", "Tensor"], Sequence["Tensor | None"]]
+
+
+class Tensor:
+    """A shape and a dtype over a storage; ``node`` is what made it differentiable (None: no gradient needed)."""
+
+    __slots__ = ("dtype", "node", "shape", "storage")
+
+    def __init__(self, shape: Shape, dtype: str, storage: Storage | None, node: Node | Leaf | None = None) -> None:
+        self.shape = shape
+        self.dtype = dtype
+        self.storage = storage
+        self.node = node
+
+    def view(self, *shape: int) -> Tensor:
+        """The same storage under another shape, gradient passing through (view, transpose, unsqueeze, expand)."""
+        return Tensor(shape, self.dtype, self.storage, self.node)
+
+    def detach(self) -> Tensor:
+        """The same storage without history."""
+        return Tensor(self.shape, self.dtype, self.storage)
+
+    @property
+    def size(self) -> int:
+        """Bytes of the elements (not rounded, not shared)."""
+        return prod(self.shape) * DTYPE_BYTES[self.dtype]
+
+
+class Leaf:
+    """AccumulateGrad of one parameter."""
+
+    __slots__ = ("grad", "grad_dtype", "shape", "sink")
+
+    def __init__(self, shape: Shape, grad_dtype: str) -> None:
+        self.shape = shape
+        self.grad_dtype = grad_dtype
+        self.grad: Tensor | bool | None = None
+        """The accumulated gradient; True where it exists statically (accumulation) and new ones are added in place."""
+        self.sink: Callable[[Tape, Leaf, Tensor], None] | None = None
+        """What happens to a finished gradient instead of being kept (reduce-scatter, optimizer in backward)."""
+
+
+class Node:
+    """One backward function: its edges, saved tensors and pending output gradient."""
+
+    __slots__ = ("backward", "component", "edges", "grad", "meta", "saved", "shapes")
+
+    def __init__(
+        self,
+        backward: Backward | None,
+        edges: tuple[Node | Leaf | None, ...],
+        shapes: tuple[tuple[Shape, str], ...],
+        saved: tuple[Tensor | None, ...],
+        meta: Any,
+        component: int,
+    ) -> None:
+        self.backward: Backward | None = backward
+        self.edges = edges
+        self.shapes = shapes
+        self.saved = saved
+        self.meta = meta
+        self.grad: Tensor | None = None
+        self.component = component
+
+
+class RepeatEdge:
+    """Marks where a repeated block begins and ends on the tape."""
+
+    __slots__ = ("opens", "repeat")
+
+    def __init__(self, repeat: Repeat, opens: bool) -> None:
+        self.repeat = repeat
+        self.opens = opens
+
+
+class Tape:
+    """One training step under way: a pool, the graph built so far, and the modes PyTorch would be in."""
+
+    def __init__(self) -> None:
+        self.pool = Pool()
+        self.nodes: list[Node | RepeatEdge] = []
+        self.grad_enabled = True
+        self.autocast: str | None = None
+        self.cast_cache: dict[int, Tensor] = {}
+        """Autocast's weight cache: id of the parameter -> its half-precision copy, alive until autocast ends."""
+        self.component = TEMPORARIES
+        """Component of tensors made now."""
+        self.saves_left: int | None = None
+        """Non-reentrant recomputation stops after this many saves (early stop); None: no limit."""
+        self.dry = False
+        """Recomputation has stopped: what follows takes no memory."""
+        self.saves = 0
+        self.hollow = False
+        """Inside a checkpointed forward: saves are counted, not kept."""
+        self.pending: set[Node] = set()
+
+    def new(self, shape: Shape, dtype: str, component: int | None = None) -> Tensor:
+        """Allocate a tensor."""
+        size = 0 if self.dry else prod(shape) * DTYPE_BYTES[dtype]
+        return Tensor(shape, dtype, Storage(self.pool, size, self.component if component is None else component))
+
+    def like(self, other: Tensor, dtype: str | None = None) -> Tensor:
+        """Allocate a tensor of ``other``'s shape."""
+        return self.new(other.shape, dtype or other.dtype)
+
+    def save(self, *tensors: Tensor | None) -> tuple[Tensor | None, ...]:
+        """Note tensors as saved for backward; call before the output is allocated when the op saves inputs."""
+        if self.hollow:
+            self.saves += sum([t is not None for t in tensors])
+            return ()
+        for tensor in tensors:
+            if tensor is not None:
+                self.saves += 1
+                storage = tensor.storage
+                if storage is not None and storage.component == TEMPORARIES:
+                    storage.relabel(ACTIVATIONS)
+        if self.saves_left is not None and self.saves >= self.saves_left:
+            self.dry = True
+        return tensors
+
+    def record(
+        self,
+        out: Tensor,
+        backward: Backward,
+        inputs: tuple[Tensor | None, ...],
+        saved: tuple[Tensor | None, ...] = (),
+        meta: Any = None,
+    ) -> Tensor:
+        """Make ``out`` the result of a node whose ``backward(tape, node, grad)`` gives one gradient per input."""
+        node = Node(
+            backward,
+            tuple([None if t is None else t.node for t in inputs]),
+            tuple([((), "") if t is None else (t.shape, t.dtype) for t in inputs]),
+            saved,
+            meta,
+            self.component,
+        )
+        self.nodes.append(node)
+        out.node = node
+        return out
+
+    def needs(self, *tensors: Tensor | None) -> bool:
+        """Whether an op over these tensors is recorded."""
+        if not self.grad_enabled:
+            return False
+        return any(t is not None and t.node is not None for t in tensors)
+
+    def run_backward(self, root: Tensor, grad: Tensor) -> None:
+        """Run the whole tape backwards from ``root``; the tape is empty afterwards."""
+        node = root.node
+        if isinstance(node, Node):
+            node.grad = grad
+            self.pending.add(node)
+        root = grad = None  # type: ignore[assignment]
+        node = None
+        self._unwind(0)
+
+    def _unwind(self, floor: int) -> None:
+        nodes = self.nodes
+        while len(nodes) > floor:
+            node = nodes.pop()
+            if isinstance(node, RepeatEdge):
+                self._cross(node)
+                continue
+            if node.grad is not None:
+                self._execute(node)
+            else:
+                node.saved = ()
+        self.component = TEMPORARIES
+
+    def _cross(self, edge: RepeatEdge) -> None:
+        """Enter a repeated block at its end, or leave it at its beginning; outgoing gradients count once."""
+        if not edge.opens:
+            self.pool.enter_repeat(edge.repeat)
+            return
+        for node in self.pending:
+            if node.grad is not None and node.grad.storage is not None:
+                self.pool.hand_over(node.grad.storage)
+        self.pool.leave_repeat(edge.repeat)
+
+    def _execute(self, node: Node) -> None:
+        self.pending.discard(node)
+        self.component = node.component
+        if node.backward is None:
+            results = self._replay(node)
+        else:
+            grad = node.grad
+            node.grad = None
+            results = list(node.backward(self, node, grad))  # type: ignore[arg-type]
+            # call_function moves the inputs into the call: they die when it returns, unless they are passed on.
+            grad = None
+        shapes = node.shapes
+        for index, result in enumerate(results):
+            if result is not None and node.edges[index] is not None:
+                results[index] = self._validated(result, *shapes[index])
+            else:
+                results[index] = None
+        result = None
+        node.saved = ()
+        node.backward = None
+        edges = node.edges
+        for index in range(len(results)):
+            result = results[index]
+            results[index] = None
+            edge = edges[index]
+            if result is None or edge is None:
+                continue
+            if isinstance(edge, Leaf):
+                self._accumulate(edge, result)
+            elif edge.grad is None:
+                edge.grad = result
+                self.pending.add(edge)
+            else:
+                # InputBuffer::accumulate adds out of place unless it holds the last reference; the old and the new
+                # gradient and their sum are then alive together.
+                total = self.like(edge.grad)
+                edge.grad = total
+                total = None  # type: ignore[assignment]
+            result = None
+
+    def checkpoint(self, run: Callable[..., Tensor], inputs: tuple[Tensor, ...], *, reentrant: bool) -> Tensor:
+        """``torch.utils.checkpoint``: run without keeping what is saved, and again in backward (utils/checkpoint.py, 2.13).
+
+        ``run(*inputs)`` must make all its tensors from ``inputs`` and parameters. The non-reentrant form stops the
+        recomputation at its last save (early stop); the reentrant one also recomputes and holds the output, and holds the
+        incoming gradient throughout.
+        """
+        if not self.grad_enabled:
+            return run(*inputs)
+        self.save(*inputs)
+        mark, before, hollow = len(self.nodes), self.saves, self.hollow
+        self.hollow = True
+        out = run(*inputs)
+        self.hollow = hollow
+        del self.nodes[mark:]
+        plan = (run, None if reentrant else self.saves - before, self.autocast)
+        edges = tuple([t.node for t in inputs])
+        shapes = tuple([(t.shape, t.dtype) for t in inputs])
+        node = Node(None, edges, shapes, () if hollow else inputs, plan, self.component)
+        self.nodes.append(node)
+        return Tensor(out.shape, out.dtype, out.storage, node)
+
+    def _replay(self, node: Node) -> list[Tensor | None]:
+        run, limit, autocast = node.meta
+        gates = [Node(None, (), (), (), None, TEMPORARIES) for _ in node.saved]
+        inputs = [Tensor(t.shape, t.dtype, t.storage, gate) for t, gate in zip(node.saved, gates) if t is not None]
+        floor = len(self.nodes)
+        outer = self.autocast, self.cast_cache, self.saves_left
+        self.autocast, self.cast_cache = autocast, {}
+        self.saves_left = None if limit is None else self.saves + limit
+        out = run(*inputs)
+        self.autocast, self.cast_cache, self.saves_left = outer
+        self.dry = False
+        root = out.node
+        held = None
+        if limit is None:
+            held = (out, node.grad)
+        del out, inputs
+        if isinstance(root, Node):
+            root.grad = node.grad
+            self.pending.add(root)
+        node.grad = None
+        del root
+        self._unwind(floor)
+        del held
+        results = [gate.grad for gate in gates]
+        self.pending.difference_update(gates)
+        return results
+
+    def _validated(self, grad: Tensor, shape: Shape, dtype: str) -> Tensor:
+        """validate_outputs (engine.cpp): sum to the input's shape where it was broadcast, cast to its dtype."""
+        if prod(grad.shape) != prod(shape):
+            grad = self.new(shape, grad.dtype)
+        if grad.dtype != dtype:
+            grad = self.new(grad.shape, dtype)
+        return grad
+
+    def _accumulate(self, leaf: Leaf, grad: Tensor) -> None:
+        if leaf.grad_dtype != grad.dtype:
+            grad = self.new(grad.shape, leaf.grad_dtype)
+        if leaf.sink is not None:
+            leaf.sink(self, leaf, grad)
+            return
+        if leaf.grad is True:
+            return
+        if isinstance(leaf.grad, Tensor):
+            # A second use of the parameter (tied weights): the engine's buffer adds both gradients out of place.
+            leaf.grad = self.new(grad.shape, leaf.grad_dtype, GRADIENTS)
+            return
+        if grad.storage is not None and grad.storage.component != GRADIENTS:
+            grad.storage.relabel(GRADIENTS)
+        leaf.grad = grad
+
+    def repeat_begin(self, count: int, inputs: Iterable[Tensor]) -> Repeat | None:
+        """Begin a block that stands for ``count`` equal ones; None when there is only one."""
+        if count <= 1:
+            return None
+        repeat = Repeat(count)
+        if self.grad_enabled:
+            self.nodes.append(RepeatEdge(repeat, True))
+        self.pool.enter_repeat(repeat)
+        return repeat
+
+    def repeat_end(self, repeat: Repeat | None, outputs: Iterable[Tensor]) -> None:
+        """End the block begun by :meth:`repeat_begin`; ``outputs`` are what it hands to the next one."""
+        if repeat is None:
+            return
+        for tensor in outputs:
+            if tensor.storage is not None:
+                self.pool.hand_over(tensor.storage)
+        self.pool.leave_repeat(repeat)
+        if self.grad_enabled:
+            self.nodes.append(RepeatEdge(repeat, False))

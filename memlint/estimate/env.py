@@ -1,0 +1,106 @@
+"""What every layer of a model sees beside its hidden states: attention choice, masks, rotary tables, checkpointing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Callable
+
+from memlint.estimate.engine.tape import Tape, Tensor
+from memlint.estimate.ops.attention import eager_attention, sdpa
+from memlint.job import Checkpointing, TrainingJob
+
+
+@dataclass(slots=True)
+class Batch:
+    """One micro batch on the device: ids and labels [B, S] int64, and a padding mask where there is one."""
+
+    ids: Tensor
+    labels: Tensor | None
+    mask: Tensor | None = None
+    decoder_ids: Tensor | None = None
+    pixels: Tensor | None = None
+
+    @property
+    def rows(self) -> int:
+        """Sequences of the micro batch."""
+        return self.ids.shape[0]
+
+    @property
+    def length(self) -> int:
+        """Tokens of one sequence."""
+        return self.ids.shape[1]
+
+
+@dataclass(slots=True)
+class Env:
+    """Settings of the run that layers ask for; ``state`` holds tensors a model shares among its layers."""
+
+    attention: str
+    padding: bool
+    checkpointing: Checkpointing
+    capability: tuple[int, int] | None
+    liger: frozenset[str]
+    state: dict[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, job: TrainingJob, capability: tuple[int, int] | None) -> Env:
+        """Read the settings from a job."""
+        training = job.training
+        return cls(
+            attention=training.attention,
+            padding=training.padding,
+            checkpointing=training.checkpointing,
+            capability=capability,
+            liger=frozenset(training.liger),
+        )
+
+    def release_forward(self) -> None:
+        """Forget shared tensors when a model's forward returns; checkpoints hold theirs for the recomputation."""
+        if self.checkpointing.mode == "none":
+            self.state.clear()
+
+    def checkpointed(self, index: int) -> bool:
+        """Whether layer ``index`` runs under activation checkpointing (every n-th layer)."""
+        options = self.checkpointing
+        return options.mode != "none" and index % options.every == 0
+
+    def call(self, f: Tape, block: Callable[..., Tensor], index: int, *inputs: Tensor) -> Tensor:
+        """Run one layer, checkpointed or not."""
+        if not self.checkpointed(index):
+            return block(f, *inputs)
+
+        def run(*again: Tensor) -> Tensor:
+            return block(f, *again)
+
+        return f.checkpoint(run, inputs, reentrant=self.checkpointing.reentrant)
+
+    def mask(self, f: Tape, rows: int, length: int, dtype: str, window: int | None = None) -> Tensor | None:
+        """The attention mask that transformers 5.24 makes once per kind of layer (masking_utils.py), or None.
+
+        sdpa skips it without padding and inside the window; eager always has one, in the model's dtype, a row of the batch
+        each; sdpa's is boolean, shared over the batch unless it holds padding.
+        """
+        if self.attention in ("flash", "flex"):
+            return None
+        wide = window is not None and length >= window
+        if self.attention == "sdpa" and not self.padding and not wide:
+            return None
+        boolean = f.new((rows if self.padding else 1, 1, length, length), "bool")
+        if wide or self.padding:
+            partial = f.new(boolean.shape, "bool")
+            del partial
+        if self.attention == "eager":
+            return f.new((rows, 1, length, length), dtype)
+        return boolean.view(rows, 1, length, length) if rows == boolean.shape[0] else boolean
+
+    def attend(
+        self, f: Tape, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, p: float = 0.0, *, causal: bool = True
+    ) -> Tensor:
+        """Attention as the job asks for it: q [B, h, S, D], k and v [B, kv, S, D] -> [B, S, h*D]."""
+        if self.attention == "eager":
+            return eager_attention(f, q, k, v, mask, p)
+        if self.attention == "sdpa":
+            return sdpa(f, q, k, v, mask, causal=causal, capability=self.capability)
+        return sdpa(f, q, k, v, None, force="flash")
+
+

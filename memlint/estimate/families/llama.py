@@ -1,0 +1,356 @@
+"""Decoder-only models of the Llama shape: pre-norm (or post-norm) blocks, rotary positions, gated MLP.
+
+Sources: transformers 5.24 models/{llama,mistral,qwen2,qwen3,gemma,gemma2,gemma3,phi3,olmo,olmo2,granite,smollm3,starcoder2,
+cohere,stablelm}/modeling_*.py. A model type is a row of :data:`SHAPES`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from memlint.estimate.build import Build
+from memlint.estimate.engine.tape import Tape, Tensor
+from memlint.estimate.env import Batch, Env
+from memlint.estimate.ops.basic import activation, add, cat, mul, scale, slice_of
+from memlint.estimate.ops.norm import fused_rms_norm, layer_norm, rms_norm
+from memlint.estimate.stack import Stack
+from memlint.models.architecture import Architecture
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """What distinguishes one model type of this family from Llama."""
+
+    norm: str = "llama"
+    """llama, gemma (1 + weight, fp32), olmo2 (fp32 product), layer (nn.LayerNorm), plain (no weight), bare (LN, no bias)."""
+    norms: str = "pre"
+    """pre, post (olmo2: after each branch only), both (gemma2: before and after), parallel (cohere: one norm, two branches)."""
+    qkv_bias: bool | str = "attention_bias"
+    """A constant, or the config field that says so."""
+    o_bias: bool | str = "attention_bias"
+    mlp_bias: bool | str = "mlp_bias"
+    qk_norm: str | None = None
+    """head (per head_dim), full (over the whole projection), None."""
+    fused_qkv: bool = False
+    fused_gate: bool = False
+    gated: bool = True
+    activation: str = "silu"
+    """silu or fused gelu: one kernel."""
+    embed_scale: bool = False
+    branch_scale: bool = False
+    """granite: residual + branch * multiplier."""
+    softcap: bool = False
+    """gemma2: tanh soft-capping of attention weights under eager."""
+    local_rope: bool = False
+    """gemma3: a second pair of rotary tables for local layers."""
+    logit_scale: bool = False
+
+
+SHAPES: dict[str, Shape] = {
+    "llama": Shape(),
+    "mistral": Shape(qkv_bias=False, o_bias=False, mlp_bias=False),
+    "ministral": Shape(qkv_bias=False, o_bias=False, mlp_bias=False),
+    "qwen2": Shape(qkv_bias=True, o_bias=False, mlp_bias=False),
+    "qwen3": Shape(qk_norm="head", mlp_bias=False),
+    "gemma": Shape(norm="gemma", mlp_bias=False, embed_scale=True),
+    "gemma2": Shape(norm="gemma", norms="both", mlp_bias=False, embed_scale=True, softcap=True),
+    "gemma3_text": Shape(
+        norm="gemma", norms="both", qk_norm="head", mlp_bias=False, embed_scale=True, local_rope=True
+    ),
+    "phi3": Shape(qkv_bias=False, o_bias=False, mlp_bias=False, fused_qkv=True, fused_gate=True),
+    "olmo": Shape(norm="plain", mlp_bias=False),
+    "olmo2": Shape(norm="olmo2", norms="post", qk_norm="full", mlp_bias=False),
+    "granite": Shape(branch_scale=True, embed_scale=True, logit_scale=True),
+    "smollm3": Shape(),
+    "starcoder2": Shape(norm="layer", qkv_bias="use_bias", o_bias="use_bias", mlp_bias="use_bias", gated=False),
+    "cohere": Shape(norm="bare", norms="parallel", mlp_bias=False, logit_scale=True),
+    "stablelm": Shape(norm="layer", qkv_bias="use_qkv_bias", o_bias=False, mlp_bias=False),
+}
+"""model_type -> shape. A type missing here runs as Llama and is called approximate."""
+
+
+def shape_of(a: Architecture) -> Shape:
+    """The row of a model type; Llama's where there is none."""
+    return SHAPES.get(a.model_type, SHAPES["llama"])
+
+
+def flag(a: Architecture, setting: bool | str) -> bool:
+    """Resolve a flag that is a constant or the name of a config field."""
+    return bool(a.get(setting, False)) if isinstance(setting, str) else setting
+
+
+class Norm:
+    """A normalisation layer of one of the styles above."""
+
+    __slots__ = ("bias", "style", "weight")
+
+    def __init__(self, b: Build, name: str, width: int, style: str) -> None:
+        self.style = style
+        self.weight = None if style == "plain" else b.parameter(f"{name}.weight", width)
+        self.bias = b.parameter(f"{name}.bias", width) if style == "layer" else None
+
+    def __call__(self, f: Tape, env: Env, x: Tensor) -> Tensor:
+        """x [..., width] -> the same shape."""
+        if self.style in ("layer", "plain"):
+            return layer_norm(f, x, self.weight, self.bias)
+        if "rms_norm" in env.liger:
+            return fused_rms_norm(f, x, self.weight)
+        return rms_norm(f, x, self.weight, style="olmo2" if self.style == "bare" else self.style)
+
+
+def rotate(f: Tape, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """apply_rotary_pos_emb of one tensor: x * cos + rotate_half(x) * sin; a partial rotary width passes the rest on."""
+    width = cos.shape[-1]
+    if width < x.shape[-1]:
+        turned = slice_of(f, x, (*x.shape[:-1], width))
+        rest = slice_of(f, x, (*x.shape[:-1], x.shape[-1] - width))
+        del x
+        return cat(f, _rotate(f, turned, cos, sin), rest)
+    return _rotate(f, x, cos, sin)
+
+
+def _rotate(f: Tape, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    straight = mul(f, x, cos)
+    half = (*x.shape[:-1], x.shape[-1] // 2)
+    first, second = slice_of(f, x, half), slice_of(f, x, half)
+    turned = cat(f, scale(f, second), first)
+    del first, second
+    return add(f, straight, mul(f, turned, sin))
+
+
+def rotary_tables(f: Tape, length: int, width: int, dtype: str) -> tuple[Tensor, Tensor]:
+    """cos and sin [1, 1, S, D] in the model's dtype (LlamaRotaryEmbedding.forward computes them in fp32)."""
+    frequencies = f.new((1, length, width), "fp32")
+    cos32, sin32 = f.new((1, length, width), "fp32"), f.new((1, length, width), "fp32")
+    del frequencies
+    if dtype == "fp32":
+        return cos32.view(1, 1, length, width), sin32.view(1, 1, length, width)
+    cos, sin = f.new((1, 1, length, width), dtype), f.new((1, 1, length, width), dtype)
+    return cos, sin
+
+
+class Attention:
+    """Grouped-query attention with rotary positions."""
+
+    def __init__(self, a: Architecture, b: Build, name: str, s: Shape) -> None:
+        h = a.hidden_size
+        self.heads = a.get("num_attention_heads")
+        self.kv = a.get("num_key_value_heads", self.heads)
+        self.dim = a.get("head_dim") or h // self.heads
+        self.dropout = float(a.get("attention_dropout", 0.0))
+        qkv_bias = flag(a, s.qkv_bias)
+        q, kv = self.heads * self.dim, self.kv * self.dim
+        self.fused = s.fused_qkv
+        if s.fused_qkv:
+            self.qkv = b.linear(f"{name}.qkv_proj", h, q + 2 * kv, qkv_bias)
+        else:
+            self.q = b.linear(f"{name}.q_proj", h, q, qkv_bias)
+            self.k = b.linear(f"{name}.k_proj", h, kv, qkv_bias)
+            self.v = b.linear(f"{name}.v_proj", h, kv, qkv_bias)
+        self.o = b.linear(f"{name}.o_proj", q, h, flag(a, s.o_bias))
+        self.qk_norm = s.qk_norm
+        if s.qk_norm is not None:
+            head = s.qk_norm == "head"
+            self.q_norm = Norm(b, f"{name}.q_norm", self.dim if head else q, s.norm)
+            self.k_norm = Norm(b, f"{name}.k_norm", self.dim if head else kv, s.norm)
+
+    def project(self, f: Tape, env: Env, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """x [B, S, H] -> q [B, h, S, D], k and v [B, kv, S, D]."""
+        b, s, _ = x.shape
+        if self.fused:
+            qkv = self.qkv(f, x)
+            q = slice_of(f, qkv, (b, self.heads, s, self.dim))
+            k = slice_of(f, qkv, (b, self.kv, s, self.dim))
+            v = slice_of(f, qkv, (b, self.kv, s, self.dim))
+            return q, k, v
+        if self.qk_norm == "full":
+            q, k = self.q_norm(f, env, self.q(f, x)), self.k_norm(f, env, self.k(f, x))
+            v = self.v(f, x)
+            return q.view(b, self.heads, s, self.dim), k.view(b, self.kv, s, self.dim), v.view(b, self.kv, s, self.dim)
+        if self.qk_norm == "head":
+            q = self.q_norm(f, env, self.q(f, x).view(b, self.heads, s, self.dim))
+            k = self.k_norm(f, env, self.k(f, x).view(b, self.kv, s, self.dim))
+            return q, k, self.v(f, x).view(b, self.kv, s, self.dim)
+        q = self.q(f, x).view(b, self.heads, s, self.dim)
+        k = self.k(f, x).view(b, self.kv, s, self.dim)
+        return q, k, self.v(f, x).view(b, self.kv, s, self.dim)
+
+    def __call__(self, f: Tape, env: Env, x: Tensor, kind: str) -> Tensor:
+        """x [B, S, H] -> [B, S, H]."""
+        q, k, v = self.project(f, env, x)
+        rope = env.state.get(f"rope:{kind}") or env.state["rope"]
+        if kind != "nope":
+            q, k = rotate(f, q, *rope), rotate(f, k, *rope)
+        out = env.attend(f, q, k, v, env.state["masks"][kind], self.dropout)
+        del q, k, v
+        return self.o(f, out)
+
+
+class Mlp:
+    """Gated MLP ``down(act(gate(x)) * up(x))``, or a plain two-layer one."""
+
+    def __init__(self, a: Architecture, b: Build, name: str, s: Shape) -> None:
+        h, i = a.hidden_size, a.get("intermediate_size")
+        bias = flag(a, s.mlp_bias)
+        self.shape = s
+        self.width = i
+        if not s.gated:
+            self.up = b.linear(f"{name}.c_fc", h, i, bias)
+            self.down = b.linear(f"{name}.c_proj", i, h, bias)
+        elif s.fused_gate:
+            self.up = b.linear(f"{name}.gate_up_proj", h, 2 * i, bias)
+            self.down = b.linear(f"{name}.down_proj", i, h, bias)
+        else:
+            self.gate = b.linear(f"{name}.gate_proj", h, i, bias)
+            self.up = b.linear(f"{name}.up_proj", h, i, bias)
+            self.down = b.linear(f"{name}.down_proj", i, h, bias)
+
+    def __call__(self, f: Tape, env: Env, x: Tensor) -> Tensor:
+        """x [B, S, H] -> [B, S, H]."""
+        if not self.shape.gated:
+            return self.down(f, activation(f, self.up(f, x)))
+        if self.shape.fused_gate:
+            both = self.up(f, x)
+            half = (*x.shape[:-1], self.width)
+            gate, up = slice_of(f, both, half), slice_of(f, both, half)
+            return self.down(f, mul(f, up, activation(f, gate)))
+        if "swiglu" in env.liger:
+            return self.down(f, fused_swiglu(f, self.gate(f, x), self.up(f, x)))
+        return self.down(f, mul(f, activation(f, self.gate(f, x)), self.up(f, x)))
+
+
+def _swiglu_backward(f: Tape, node: Any, grad: Tensor) -> tuple[Tensor, ...]:
+    # Liger-Kernel ops/swiglu.py: the gradients overwrite the saved gate and up tensors.
+    return tuple(t.detach() for t in node.saved)
+
+
+def fused_swiglu(f: Tape, gate: Tensor, up: Tensor) -> Tensor:
+    """Liger's silu(gate) * up: saves gate and up, writes their gradients over them."""
+    recorded = f.needs(gate, up)
+    saved = f.save(gate, up) if recorded else ()
+    out = f.like(gate)
+    return f.record(out, _swiglu_backward, (gate, up), saved) if recorded else out
+
+
+class Block:
+    """One decoder layer."""
+
+    def __init__(self, a: Architecture, b: Build, kind: str, index: int, env: Env) -> None:
+        s = self.shape = shape_of(a)
+        h = a.hidden_size
+        name = f"model.layers.{index}"
+        self.kind = kind
+        self.env = env
+        self.attention = Attention(a, b, f"{name}.self_attn", s)
+        self.mlp = Mlp(a, b, f"{name}.mlp", s)
+        names = {
+            "pre": ("input_layernorm", "post_attention_layernorm"),
+            "parallel": ("input_layernorm",),
+            "post": ("post_attention_layernorm", "post_feedforward_layernorm"),
+            "both": (
+                "input_layernorm",
+                "post_attention_layernorm",
+                "pre_feedforward_layernorm",
+                "post_feedforward_layernorm",
+            ),
+        }[s.norms]
+        self.norms = [Norm(b, f"{name}.{n}", h, s.norm) for n in names]
+
+    def __call__(self, f: Tape, x: Tensor) -> Tensor:
+        """x [B, S, H] -> [B, S, H]."""
+        env, s, norms = self.env, self.shape, self.norms
+        if s.norms == "parallel":
+            residual = x
+            x = norms[0](f, env, x)
+            attended = self.attention(f, env, x, self.kind)
+            return add(f, add(f, residual, attended), self.mlp(f, env, x))
+        residual = x
+        if s.norms != "post":
+            x = norms[0](f, env, x)
+        x = self.attention(f, env, x, self.kind)
+        if s.norms == "both":
+            x = norms[1](f, env, x)
+        elif s.norms == "post":
+            x = norms[0](f, env, x)
+        if s.branch_scale:
+            x = scale(f, x)
+        x = add(f, residual, x)
+        residual = x
+        if s.norms == "pre":
+            x = norms[1](f, env, x)
+        elif s.norms == "both":
+            x = norms[2](f, env, x)
+        x = self.mlp(f, env, x)
+        if s.norms == "post":
+            x = norms[1](f, env, x)
+        elif s.norms == "both":
+            x = norms[3](f, env, x)
+        if s.branch_scale:
+            x = scale(f, x)
+        return add(f, residual, x)
+
+
+def layer_kinds(a: Architecture) -> list[str]:
+    """``full``, ``sliding`` or ``nope`` for each layer, from layer_types, sliding_window and no_rope_layers."""
+    layers = a.num_hidden_layers
+    types = a.get("layer_types")
+    window = a.get("sliding_window")
+    if isinstance(types, (list, tuple)) and len(types) == layers:
+        kinds = ["sliding" if t == "sliding_attention" and window else "full" for t in types]
+    elif window and a.get("use_sliding_window", True):
+        kinds = ["sliding"] * layers
+    else:
+        kinds = ["full"] * layers
+    no_rope = a.get("no_rope_layers")
+    if isinstance(no_rope, (list, tuple)) and len(no_rope) == layers:
+        kinds = [kind if uses else "nope" for kind, uses in zip(kinds, no_rope)]
+    return kinds
+
+
+class Model:
+    """Embedding, blocks and final norm: ids [B, S] -> hidden states [B, S, H]."""
+
+    def __init__(self, a: Architecture, b: Build, env: Env) -> None:
+        self.a, self.env = a, env
+        s = self.shape = shape_of(a)
+        rows = b.training.vocab_size or a.vocab_size
+        self.embed = b.embedding("model.embed_tokens", rows, a.hidden_size)
+        self.kinds = layer_kinds(a)
+        self.layers = Stack(b, self.kinds, lambda build, kind, index: Block(a, build, kind, index, env))
+        self.norm = Norm(b, "model.norm", a.hidden_size, s.norm)
+        self.rotary = int((a.get("head_dim") or a.hidden_size // a.get("num_attention_heads")) * partial_rotary(a))
+        b.buffer(self.rotary // 2 * 4)
+        b.buffer(self.rotary // 2 * 4)
+
+    def __call__(self, f: Tape, batch: Batch) -> Tensor:
+        """The model's forward up to its last hidden state."""
+        env, a = self.env, self.a
+        x = self.embed(f, batch.ids)
+        if self.shape.embed_scale:
+            x = scale(f, x)
+        return self.body(f, x, batch)
+
+    def body(self, f: Tape, x: Tensor, batch: Batch) -> Tensor:
+        """Layers and final norm over embedded inputs x [B, S, H]."""
+        env, a = self.env, self.a
+        rows, length = x.shape[0], x.shape[1]
+        state = env.state
+        state["masks"] = {
+            kind: env.mask(f, rows, length, x.dtype, a.get("sliding_window") if kind == "sliding" else None)
+            for kind in dict.fromkeys(self.kinds)
+        }
+        state["rope"] = rotary_tables(f, length, self.rotary, x.dtype)
+        if self.shape.local_rope:
+            state["rope:sliding"] = rotary_tables(f, length, self.rotary, x.dtype)
+        x = self.layers(f, env, x)
+        x = self.norm(f, env, x)
+        env.release_forward()
+        return x
+
+
+def partial_rotary(a: Architecture) -> float:
+    """Share of the head that is rotated (partial_rotary_factor, also inside rope_parameters in transformers 5)."""
+    rope = a.get("rope_parameters")
+    inner = rope.get("partial_rotary_factor") if isinstance(rope, dict) else None
+    return float(inner or a.get("partial_rotary_factor", 1.0))

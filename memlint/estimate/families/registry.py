@@ -1,0 +1,59 @@
+"""Families and objectives: which function builds the model of a job."""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Protocol
+
+from memlint.estimate.build import Build
+from memlint.estimate.engine.tape import Leaf, Tape, Tensor
+from memlint.estimate.env import Batch, Env
+from memlint.estimate.errors import Unsupported
+from memlint.job import TrainingJob
+
+
+class Trainable(Protocol):
+    """A model with its objective: what the step runs."""
+
+    def batch(self, f: Tape) -> Batch:
+        """Make the inputs of one micro batch."""
+        ...
+
+    def forward(self, f: Tape, batch: Batch) -> Any:
+        """Everything up to the logits (kept by the caller until the loss is taken)."""
+        ...
+
+    def loss(self, f: Tape, output: Any, batch: Batch) -> Tensor:
+        """The scalar loss."""
+        ...
+
+    def leaves(self) -> list[Leaf]:
+        """Gradient accumulators of all trainable parameters."""
+        ...
+
+
+def build_model(job: TrainingJob, build: Build, env: Env) -> Trainable:
+    """Build the model of a job.
+
+    Raises:
+        Unsupported: the family or objective has no model yet.
+    """
+    architecture = job.architecture
+    if architecture is None:
+        raise Unsupported("the model's architecture is not known")
+    maker = FAMILIES.get(architecture.family)
+    if maker is None:
+        raise Unsupported(f"no memory model for the family of `{architecture.model_type}` yet")
+    return maker(job, build, env)
+
+
+def _decoder(job: TrainingJob, build: Build, env: Env) -> Trainable:
+    from memlint.estimate.families.decoder import DecoderModel
+    from memlint.estimate.families.llama import Model
+
+    return DecoderModel(job, build, env, Model)
+
+
+FAMILIES: dict[str, Callable[[TrainingJob, Build, Env], Trainable]] = {
+    "llama": _decoder,
+}
+"""Family name of an Architecture -> builder; modules load on first use."""

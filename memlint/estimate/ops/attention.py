@@ -1,0 +1,163 @@
+"""Attention kernels: eager as transformers composes it, and scaled_dot_product_attention's three back ends."""
+
+from __future__ import annotations
+
+from math import prod
+
+from memlint.estimate.engine.tape import Node, Tape, Tensor
+from memlint.estimate.ops.basic import add, cast, copy, dropout, expand_copy, scale
+from memlint.estimate.ops.linear import matmul, to_autocast
+
+
+def repeat_kv(f: Tape, x: Tensor, heads: int) -> Tensor:
+    """``repeat_kv``: [B, kv, S, D] -> [B, heads, S, D], a copy when kv differs from heads."""
+    b, kv, s, d = x.shape
+    return x if kv == heads else expand_copy(f, x, (b, heads, s, d))
+
+
+def _softmax_backward(f: Tape, node: Node, grad: Tensor) -> tuple[Tensor]:
+    return (f.like(grad),)
+
+
+def softmax(f: Tape, x: Tensor, dtype: str | None = None) -> Tensor:
+    """``F.softmax``: saves its result; with ``dtype`` the input is converted first (aten SoftMax.cpp).
+
+    Under autocast softmax is on the fp32 list.
+    """
+    if f.autocast is not None and dtype is None:
+        dtype = "fp32"
+    x = cast(f, x, dtype or x.dtype)
+    recorded = f.needs(x)
+    out = f.like(x)
+    return f.record(out, _softmax_backward, (x,), f.save(out)) if recorded else out
+
+
+def eager_attention(
+    f: Tape, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, p: float = 0.0, *, fp32_softmax: bool = True
+) -> Tensor:
+    """transformers' eager_attention_forward: q [B, h, S, D], k, v [B, kv, S, D] -> [B, S, h*D].
+
+    Source: models/llama/modeling_llama.py of transformers 5.24. ``matmul`` copies operands whose batch and head dimensions
+    cannot be folded: with B > 1 every projection that is a transposed view of [B, S, h, D].
+    """
+    b, heads, s, d = q.shape
+    folds = b == 1
+    repeated = k.shape[1] != heads
+    dtype = q.dtype
+    keys = repeat_kv(f, k, heads)
+    values = repeat_kv(f, v, heads)
+    length = keys.shape[2]
+    weights = matmul(f, q, keys, length, copy_a=not folds, copy_b=not folds and not repeated)
+    weights = scale(f, weights)
+    if mask is not None:
+        weights = add(f, weights, mask)
+    if fp32_softmax:
+        weights = cast(f, softmax(f, weights, "fp32"), dtype)
+    else:
+        weights = softmax(f, weights)
+    weights = dropout(f, weights, p)
+    out = matmul(f, weights, values, values.shape[-1], copy_b=not folds and not repeated)
+    del weights, keys, values
+    out = copy(f, out)
+    return out.view(b, s, heads * d)
+
+
+def _fused_backward(f: Tape, node: Node, grad: Tensor) -> tuple[Tensor | None, ...]:
+    # _scaled_dot_product_flash_attention_backward / _efficient_: gradients of q, k, v; with grouped heads the kernel
+    # writes expanded dk and dv and sums them (aten/src/ATen/native/transformers/cuda/flash_attn/flash_api.cpp).
+    scratch = f.new((node.meta,), "uint8") if node.meta else None
+    grads = tuple(f.new(shape, dtype) for shape, dtype in node.shapes[:3])
+    del scratch
+    return grads
+
+
+def fused_attention(f: Tape, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
+    """Flash or memory-efficient kernel: saves q, k, v, the output and one fp32 log-sum-exp per query and head."""
+    b, heads, s, d = q.shape
+    recorded = f.needs(q, k, v)
+    saved = f.save(q, k, v, mask) if recorded else ()
+    out = f.new((b, s, heads, v.shape[-1]), q.dtype)
+    lse = f.new((b, heads, s), "fp32")
+    if not recorded:
+        return out
+    saved += f.save(out, lse)
+    return f.record(out, _fused_backward, (q, k, v), saved, backward_scratch(q, k))
+
+
+def backward_scratch(q: Tensor, k: Tensor) -> int:
+    """Bytes of scratch inside the fused backward kernels.
+
+    flash_attn 2 (mha_bwd in flash_api.cpp): softmax_d [B, h, S rounded to 128] fp32 and dq_accum [B, h, S, D rounded to
+    32] fp32; grouped heads add expanded dk and dv in the inputs' dtype.
+    """
+    b, heads, s, d = q.shape
+    rounded_s = -(-s // 128) * 128
+    rounded_d = -(-d // 32) * 32
+    total = b * heads * rounded_s * 4 * (1 + rounded_d)
+    if k.shape[1] != heads:
+        total += 2 * b * k.shape[2] * heads * d * 2
+    return total
+
+
+def math_attention(f: Tape, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *, causal: bool) -> Tensor:
+    """The math back end: q and k scaled by the root of the scale, S x S weights kept (attention.cpp, sdp math)."""
+    b, heads, s, d = q.shape
+    if k.shape[1] != heads:
+        k = expand_copy(f, k, (b, heads, k.shape[2], k.shape[3]))
+        v = expand_copy(f, v, (b, heads, v.shape[2], v.shape[3]))
+    if causal and mask is None:
+        mask = f.new((s, k.shape[2]), q.dtype)
+    q = scale(f, q)
+    k = scale(f, k)
+    weights = matmul(f, q, k, k.shape[2], copy_a=b > 1, copy_b=b > 1)
+    if mask is not None:
+        weights = add(f, weights, mask)
+    weights = softmax(f, weights)
+    out = matmul(f, weights, v, v.shape[-1], copy_b=b > 1)
+    return copy(f, out)
+
+
+def sdpa_backend(dtype: str, head_dim: int, *, mask: bool, grouped: bool, capability: tuple[int, int] | None) -> str:
+    """Kernel that scaled_dot_product_attention picks on CUDA: flash, efficient or math.
+
+    Rules of aten/src/ATen/native/transformers/cuda/sdp_utils.cpp (torch 2.13): flash needs half precision, no mask, a
+    head_dim up to 256 and compute capability 8.0; memory-efficient takes fp32 and masks but not grouped heads; math takes the
+    rest. Read from the source and confirmed on traces, not run on a GPU here.
+    """
+    ampere = capability is None or capability >= (8, 0)
+    if dtype in ("bf16", "fp16") and not mask and head_dim <= 256 and ampere:
+        return "flash"
+    if grouped:
+        return "math"
+    if dtype == "bf16" and not ampere:
+        return "math"
+    return "efficient"
+
+
+def sdpa(
+    f: Tape,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None = None,
+    *,
+    causal: bool = True,
+    capability: tuple[int, int] | None = None,
+    force: str | None = None,
+) -> Tensor:
+    """transformers' sdpa_attention_forward (integrations/sdpa_attention.py, 5.24): [B, h, S, D] -> [B, S, h*D].
+
+    Grouped heads go to the kernel as they are only without a mask and up to head_dim 256; otherwise K and V are repeated.
+    ``force``: ``flash`` for flash_attention_2, which takes grouped heads and windows natively.
+    """
+    b, heads, s, d = q.shape
+    q, k, v = to_autocast(f, q), to_autocast(f, k), to_autocast(f, v)
+    if force is None and k.shape[1] != heads and not (mask is None and d == v.shape[-1] <= 256):
+        k, v = repeat_kv(f, k, heads), repeat_kv(f, v, heads)
+    grouped = k.shape[1] != heads
+    kernel = force or sdpa_backend(q.dtype, d, mask=mask is not None, grouped=grouped, capability=capability)
+    if kernel == "math":
+        out = math_attention(f, q, k, v, mask, causal=causal)
+    else:
+        out = fused_attention(f, q, k, v, mask)
+    return out.view(b, s, prod(out.shape) // (b * s))

@@ -1,0 +1,114 @@
+"""Matrix products and lookups: F.linear, matmul of attention, embedding; with autocast as PyTorch applies it."""
+
+from __future__ import annotations
+
+from memlint.estimate.engine.pool import GRADIENTS, TEMPORARIES
+from memlint.estimate.engine.tape import Leaf, Node, Tape, Tensor
+from memlint.estimate.ops.basic import cast, copy
+
+
+class Weight(Tensor):
+    """A parameter: its storage is counted with the static bytes, its node accumulates the gradient."""
+
+    __slots__ = ("name",)
+
+    def __init__(self, name: str, shape: tuple[int, ...], dtype: str, trainable: bool, grad_dtype: str | None) -> None:
+        super().__init__(shape, dtype, None, Leaf(shape, grad_dtype or dtype) if trainable else None)
+        self.name = name
+
+    @property
+    def trainable(self) -> bool:
+        """Whether the parameter gets a gradient."""
+        return self.node is not None
+
+
+def cast_weight(f: Tape, weight: Tensor | None) -> Tensor | None:
+    """autocast's ``cached_cast`` of a parameter (aten/src/ATen/autocast_mode.cpp, torch 2.13).
+
+    The half copy of a leaf that requires a gradient is cached until autocast ends; a frozen one is cast at each use.
+    """
+    dtype = f.autocast
+    if weight is None or dtype is None or weight.dtype != "fp32":
+        return weight
+    cached = f.cast_cache.get(id(weight))
+    if cached is not None:
+        return cached
+    copied = cast(f, weight, dtype)
+    if isinstance(weight.node, Leaf) and f.grad_enabled:
+        f.cast_cache[id(weight)] = copied
+    return copied
+
+
+def to_autocast(f: Tape, x: Tensor) -> Tensor:
+    """Cast an activation for an op on autocast's lower-precision list; each use makes its own copy."""
+    if f.autocast is not None and x.dtype == "fp32":
+        return cast(f, x, f.autocast)
+    return x
+
+
+def _linear_backward(f: Tape, node: Node, grad: Tensor) -> tuple[Tensor | None, ...]:
+    # MmBackward0 / AddmmBackward0: gradient of the input, then of the weight; the bias gets the gradient itself and
+    # validate_outputs sums it.
+    x, weight = node.saved
+    to_x = node.edges[0] is not None
+    grad_x = None
+    if to_x:
+        shape, dtype = node.shapes[0]
+        grad_x = f.new(shape, grad.dtype, TEMPORARIES)
+    grad_weight = f.new(node.shapes[1][0], grad.dtype, GRADIENTS) if node.edges[1] is not None else None
+    if len(node.edges) == 2:
+        return grad_x, grad_weight
+    return grad_x, grad_weight, (grad if node.edges[2] is not None else None)
+
+
+def linear(f: Tape, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """``F.linear``: x [..., in], weight [out, in] -> [..., out]; saves x for the weight and the weight for x."""
+    x = to_autocast(f, x)
+    held = cast_weight(f, weight)
+    assert held is not None
+    weight = held
+    bias = cast_weight(f, bias)
+    recorded = f.needs(x, weight, bias)
+    saved = f.save(x if weight.node is not None else None, weight if x.node is not None else None) if recorded else ()
+    out = f.new((*x.shape[:-1], weight.shape[0]), x.dtype)
+    if not recorded:
+        return out
+    inputs = (x, weight) if bias is None else (x, weight, bias)
+    return f.record(out, _linear_backward, inputs, saved)
+
+
+def _bmm_backward(f: Tape, node: Node, grad: Tensor) -> tuple[Tensor | None, Tensor | None]:
+    a, b = node.saved
+    grad_a = f.new(node.shapes[0][0], grad.dtype) if b is not None else None
+    grad_b = f.new(node.shapes[1][0], grad.dtype) if a is not None else None
+    return grad_a, grad_b
+
+
+def matmul(f: Tape, a: Tensor, b: Tensor, columns: int, *, copy_a: bool = False, copy_b: bool = False) -> Tensor:
+    """Batched product of a [B, h, S, n] with b: result [B, h, S, columns].
+
+    ``copy_a`` and ``copy_b``: the operand's strides do not let ``matmul`` fold its batch dimensions into one, so it is
+    copied first (expand().reshape() in aten/src/ATen/native/LinearAlgebra.cpp).
+    """
+    a, b = to_autocast(f, a), to_autocast(f, b)
+    if copy_a:
+        a = copy(f, a)
+    if copy_b:
+        b = copy(f, b)
+    recorded = f.needs(a, b)
+    saved = f.save(a if b.node is not None else None, b if a.node is not None else None) if recorded else ()
+    out = f.new((*a.shape[:-1], columns), a.dtype)
+    return f.record(out, _bmm_backward, (a, b), saved) if recorded else out
+
+
+def _embedding_backward(f: Tape, node: Node, grad: Tensor) -> tuple[Tensor, None]:
+    # embedding_dense_backward: a dense gradient of the whole table in the gradient's dtype.
+    return f.new(node.shapes[0][0], grad.dtype, GRADIENTS), None
+
+
+def embedding(f: Tape, weight: Tensor, ids: Tensor) -> Tensor:
+    """``F.embedding``: weight [V, H], ids [...] -> [..., H]; saves the ids."""
+    recorded = f.needs(weight)
+    saved = f.save(ids) if recorded else ()
+    out = f.new((*ids.shape, weight.shape[1]), weight.dtype)
+    return f.record(out, _embedding_backward, (weight, ids), saved) if recorded else out

@@ -1,0 +1,42 @@
+"""Losses over a vocabulary, as the trainers really compute them."""
+
+from __future__ import annotations
+
+from memlint.estimate.engine.pool import LOGITS, TEMPORARIES
+from memlint.estimate.engine.tape import Node, Tape, Tensor
+from memlint.estimate.ops.basic import cast
+
+
+def _log_softmax_backward(f: Tape, node: Node, grad: Tensor) -> tuple[Tensor]:
+    return (f.like(grad),)
+
+
+def _nll_backward(f: Tape, node: Node, grad: Tensor) -> tuple[Tensor]:
+    # nll_loss_backward: zeros of the log-probabilities' size.
+    shape, dtype = node.shapes[0]
+    return (f.new(shape, dtype),)
+
+
+def cross_entropy(f: Tape, logits: Tensor, labels: Tensor) -> Tensor:
+    """``F.cross_entropy``: log_softmax saves its result, nll_loss saves that result again (the same storage).
+
+    Under autocast it is on the fp32 list.
+    """
+    if f.autocast is not None:
+        logits = cast(f, logits, "fp32")
+    recorded = f.needs(logits)
+    log_probs = f.like(logits)
+    if recorded:
+        f.record(log_probs, _log_softmax_backward, (logits,), f.save(log_probs))
+    del logits
+    saved = f.save(log_probs, labels) if recorded else ()
+    loss = f.new((), log_probs.dtype, TEMPORARIES)
+    return f.record(loss, _nll_backward, (log_probs,), saved) if recorded else loss
+
+
+def causal_lm_loss(f: Tape, logits: Tensor, labels: Tensor) -> Tensor:
+    """transformers' ForCausalLMLoss (loss/loss_utils.py, 5.24): logits to fp32, labels shifted, cross entropy."""
+    f.component = LOGITS
+    logits = cast(f, logits, "fp32")
+    shifted = f.new(labels.shape, "int64", TEMPORARIES)
+    return cross_entropy(f, logits, shifted)
