@@ -26,3 +26,5 @@ class Target:
     fp8: bool | None
     source: str
     """Where the memory figure was read."""
+    assumption: str | None = None
+    """What was taken for granted because the declared name fits several GPUs; a sentence for the user."""

@@ -1,0 +1,221 @@
+"""Read a declared target: ``[NODESx][COUNTx]GPU[:PARTITION]``, a cloud instance, or a bare size.
+
+Case and separators are free. Beside the forms of the contract, the count may follow the GPU as launchers write it
+(``A100-80GB:8``, ``H100x8``, ``8 x H100``).
+"""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+from memlint.errors import UserError
+from memlint.hardware.catalog import (
+    Assumed,
+    Gpu,
+    Instance,
+    Partition,
+    find_gpu,
+    find_instance,
+    gpu_index,
+    gpu_named,
+    instance_index,
+    key,
+    partitions,
+)
+from memlint.hardware.target import Target
+from memlint.units import GIB, MIB
+
+MAX_LENGTH = 100
+"""Longest text that is looked at: the longest real name has some 50 characters."""
+MAX_GPUS = 1_000_000
+"""More than the largest cluster; beyond it a number is a typing error."""
+MAX_SIZE = 4096 * GIB
+
+_COUNT = r"(\d{1,7})\s*(?:[x×*][\s_-]*|\s+)(?=[A-Za-z0-9])"
+_SIZE = r"(\d{1,7}(?:\.\d{1,6})?)\s*(gib|gb|gi|g|mib|mb|mi|m)"
+_SIZES = {"gib": GIB, "gi": GIB, "gb": 10**9, "g": 10**9, "mib": MIB, "mi": MIB, "mb": 10**6, "m": 10**6}
+"""``GB`` is decimal, as on the box; a lone ``G`` is read as GB, the smaller of the two."""
+
+
+class _Counts(NamedTuple):
+    nodes: int
+    per_node: int
+    stated: bool
+    """A count stands in the text."""
+
+    @property
+    def prefix(self) -> str:
+        nodes = f"{self.nodes}x" if self.nodes > 1 else ""
+        return nodes + (f"{self.per_node}x" if self.per_node > 1 or nodes else "")
+
+
+def parse_target(text: str) -> Target:
+    """Return the machine that a declared target means.
+
+    Raises UserError, with the nearest known names, for a text that is no target.
+    """
+    if not isinstance(text, str) or not text.strip():
+        raise UserError("a target is text such as `8xA100-80GB`, `p4d.24xlarge` or `16GiB`")
+    text = text.strip()
+    if len(text) > MAX_LENGTH:
+        raise UserError(f"target `{text[:40]}...` is too long: write it as `8xA100-80GB`")
+    shape = re.sub(r"^gpu[_:\s]+(?=\w)", "", text, flags=re.IGNORECASE)  # gpu_8x_a100 (Lambda), gpu:a100:4 (Slurm)
+    head, separator, partition = (part.strip() for part in shape.partition(":"))
+    numbers: list[int] = []
+    while not (size := _size(head)) and len(numbers) < 2 and (match := re.match(_COUNT, head, re.IGNORECASE)):
+        numbers.append(int(match[1]))
+        head = head[match.end() :]
+    if partition.isdigit() and partition.isascii() and not numbers:  # A100-80GB:8, as SkyPilot and Modal write it
+        numbers, separator, partition = [int(partition)], "", ""
+    if separator and not partition:
+        raise UserError(f"target `{text}` ends in a colon: write a partition after it, or leave it out")
+    if not numbers and not size and find_gpu(head) is None and find_instance(head) is None:
+        head, numbers = _count_behind(head)
+    counts = _counts(text, numbers)
+    if size:
+        if partition:
+            raise UserError(
+                f"target `{text}` names a partition of a bare size: name the GPU, as in `A100-80GB:3g.40gb`"
+            )
+        return _bare(head, size, counts)
+    found = find_gpu(head)
+    if found is None:
+        instance = find_instance(head)
+        if instance is not None:
+            return _instance(text, instance, counts, partition)
+        raise UserError(f"unknown target `{text}`{_near(head)}; `memlint targets` lists what is known")
+    return _target(text, found, counts, partition)
+
+
+def _size(text: str) -> int:
+    match = re.fullmatch(_SIZE, text, re.IGNORECASE)
+    if not match:
+        return 0
+    size = int(float(match[1]) * _SIZES[match[2].lower()])
+    if not 0 < size <= MAX_SIZE:
+        raise UserError(f"target `{text}` is no memory size of one GPU: write it as `24GiB`")
+    return size
+
+
+def _count_behind(head: str) -> tuple[str, list[int]]:
+    """Split ``H100x8`` into name and count, where the name alone is known."""
+    match = re.fullmatch(r"(.+?)\s*[x×*]\s*(\d{1,7})", head, re.IGNORECASE)
+    if match and (find_gpu(match[1]) is not None or find_instance(match[1]) is not None):
+        return match[1], [int(match[2])]
+    return head, []
+
+
+def _counts(text: str, numbers: list[int]) -> _Counts:
+    nodes, per_node = [1, 1, *numbers][-2:] if len(numbers) != 1 else (1, numbers[0])
+    if not (nodes and per_node) or nodes * per_node > MAX_GPUS:
+        raise UserError(f"target `{text}` has no possible number of GPUs: write it as `8xA100-80GB`")
+    return _Counts(nodes, per_node, bool(numbers))
+
+
+def _bare(text: str, size: int, counts: _Counts) -> Target:
+    name = text.replace(" ", "")
+    return Target(
+        name=name,
+        spec=counts.prefix + name,
+        gpus=counts.nodes * counts.per_node,
+        nodes=counts.nodes,
+        usable_bytes=size,
+        usable_high_bytes=size,
+        compute_capability=None,
+        bf16=None,
+        fp8=None,
+        source="declared size, taken as what CUDA reports",
+    )
+
+
+def _instance(text: str, instance: Instance, counts: _Counts, partition: str) -> Target:
+    if counts.nodes > 1:
+        raise UserError(
+            f"target `{text}` counts GPUs twice: `{instance.name}` already has {instance.gpus}, "
+            f"write `{counts.nodes * counts.per_node}x{instance.name}` for that many instances"
+        )
+    nodes = counts.per_node
+    target = _target(text, gpu_named(instance.gpu), _Counts(nodes, instance.gpus, True), partition)
+    spec = (f"{nodes}x" if nodes > 1 else "") + instance.name + (f":{partition}" if partition else "")
+    return _with(target, spec=spec, source=f"{instance.gpus}x {instance.gpu}: {instance.source}; {target.source}")
+
+
+def _target(text: str, found: Gpu | Assumed, counts: _Counts, partition: str) -> Target:
+    gpu, assumption = _choose(text, found, partition)
+    name, low, high, source = gpu.name, gpu.usable_bytes, gpu.usable_high_bytes, gpu.source
+    if partition:
+        part = _partition(text, gpu, partition)
+        name, low, high, source = f"{gpu.name}:{part.profile}", part.usable_bytes, part.usable_bytes, part.source
+    return Target(
+        name=name,
+        spec=counts.prefix + name,
+        gpus=counts.nodes * counts.per_node,
+        nodes=counts.nodes,
+        usable_bytes=low,
+        usable_high_bytes=high,
+        compute_capability=gpu.compute_capability,
+        bf16=gpu.bf16,
+        fp8=gpu.fp8,
+        source=f"{source} ({assumption})" if assumption else source,
+        assumption=assumption,
+    )
+
+
+def _choose(text: str, found: Gpu | Assumed, partition: str) -> tuple[Gpu, str | None]:
+    """Return the GPU that an ambiguous name is taken as, and the sentence that says so."""
+    if isinstance(found, Gpu):
+        return found, None
+    if partition:  # only one of the sizes may have such a partition: A100:3g.40gb is the 80 GB card
+        fitting = [gpu_named(name) for name in (found.gpu, *found.others) if name]
+        fitting = [gpu for gpu in fitting if _find_partition(gpu, partition)]
+        if len(fitting) == 1:
+            return fitting[0], None
+    if not found.gpu:
+        raise UserError(f"target `{text}` is ambiguous: {found.why}; write {_choices(found.others)}")
+    others = f"; write {_choices(found.others)} if that is meant" if found.others else ""
+    return gpu_named(found.gpu), found.why + others
+
+
+def _find_partition(gpu: Gpu, text: str) -> Partition | None:
+    wanted = key(text.split("+")[0]).removeprefix("mig")  # 1g.10gb+me has media engines, not other memory
+    return next((part for part in partitions(gpu) if key(part.profile) == wanted), None)
+
+
+def _partition(text: str, gpu: Gpu, partition: str) -> Partition:
+    found = _find_partition(gpu, partition)
+    if found is not None:
+        return found
+    known = [part.profile for part in partitions(gpu)]
+    if not known:
+        raise UserError(
+            f"target `{text}`: no MIG partition of {gpu.name} is known; declare a bare size such as `16GiB`"
+        )
+    raise UserError(f"target `{text}`: {gpu.name} has no partition `{partition}`; write {_choices(known)}")
+
+
+def _choices(names: tuple[str, ...] | list[str]) -> str:
+    quoted = [f"`{name}`" for name in names]
+    return quoted[0] if len(quoted) == 1 else ", ".join(quoted[:-1]) + " or " + quoted[-1]
+
+
+def _near(head: str) -> str:
+    """Return ``: did you mean ...`` with up to three known names, or nothing."""
+    from difflib import get_close_matches  # only on the way to an error
+
+    canonical: dict[str, str] = {}
+    for name, found in gpu_index().items():
+        canonical[name] = found.name if isinstance(found, Gpu) else found.text
+    for name, instance in instance_index().items():
+        canonical.setdefault(name, instance.name)
+    names: list[str] = []
+    for match in get_close_matches(key(head), canonical, n=8, cutoff=0.7):
+        if canonical[match] not in names:
+            names.append(canonical[match])
+    return f": did you mean {_choices(names[:3])}?" if names else ""
+
+
+def _with(target: Target, **changes: str) -> Target:
+    from dataclasses import replace
+
+    return replace(target, **changes)  # type: ignore[arg-type]  # the changed fields are str
