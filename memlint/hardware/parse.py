@@ -63,7 +63,10 @@ def parse_target(text: str) -> Target:
     shape = re.sub(r"^gpu[_:\s]+(?=\w)", "", text, flags=re.IGNORECASE)  # gpu_8x_a100 (Lambda), gpu:a100:4 (Slurm)
     head, separator, partition = (part.strip() for part in shape.partition(":"))
     numbers: list[int] = []
-    while not (size := _size(head)) and len(numbers) < 2 and (match := re.match(_COUNT, head, re.IGNORECASE)):
+    while not (size := _size(head)) and len(numbers) < 2 and find_gpu(head) is None:  # "4070 Ti" counts nothing
+        match = re.match(_COUNT, head, re.IGNORECASE)
+        if not match:
+            break
         numbers.append(int(match[1]))
         head = head[match.end() :]
     if partition.isdigit() and partition.isascii() and not numbers:  # A100-80GB:8, as SkyPilot and Modal write it

@@ -85,6 +85,7 @@ def test_slack_is_wider_where_layers_come_and_go_or_shapes_change() -> None:
 
 @pytest.mark.parametrize(("active", "reserved"), [(18.02, 22.20), (65.223, 72.356), (58.079, 70.336), (24.81, 33.82)])
 def test_reserved_figures_of_sharded_runs_lie_inside_the_interval(active: float, reserved: float) -> None:
-    # GiB (the last row in % of 80 GB): xtuner get_started/sft.md, Megatron-Bridge cards gemma-4-26b and nemotron-3-super-120b, torchtitan#165
+    # GiB (the last row: % of 80 GB): xtuner get_started/sft.md, Megatron-Bridge cards gemma-4-26b and
+    # nemotron-3-super-120b, torchtitan#165
     slack = allocator_slack(int(active * GIB), sharded=True)
     assert slack.low_bytes <= (reserved - active) * GIB <= slack.high_bytes
