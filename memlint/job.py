@@ -36,7 +36,7 @@ class Precision:
     """Data types of one run. ``None`` means "follows": see each field."""
 
     weights: str = "fp32"
-    """dtype in which the model is loaded (fp32, bf16, fp16)."""
+    """dtype in which the model is loaded (fp32, bf16, fp16); ``auto``: that of the checkpoint, see :func:`settle_dtype`."""
     trainable_weights: str | None = None
     """dtype of trainable base parameters; None: as ``weights`` (LLaMA-Factory casts them to fp32)."""
     autocast: str | None = "bf16"
@@ -233,6 +233,20 @@ class TrainingJob:
                 return found
             name, _, _ = name.rpartition(".")
         return None
+
+
+def settle_dtype(job: TrainingJob, checkpoint: str | None) -> TrainingJob:
+    """Replace ``training.precision.weights: auto`` by the checkpoint's dtype; bf16, said so, where that is unknown.
+
+    Called once the model is resolved: ``from_pretrained(dtype="auto")`` takes the dtype that config.json states.
+    """
+    if job.training.precision.weights != "auto":
+        return job
+    settled = replace_fields(job, {"training.precision.weights": checkpoint or "bf16"})
+    if checkpoint is not None:
+        return settled
+    sentence = "the model is loaded in the dtype of its checkpoint, which is not known here: bf16 assumed"
+    return replace(settled, assumptions=(*job.assumptions, sentence))
 
 
 _NESTED: dict[str, type] = {

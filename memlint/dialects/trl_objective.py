@@ -1,0 +1,174 @@
+"""What each TRL trainer does in a step: objective, sequence, loss, reference model, generation.
+
+Source: TRL 1.16.0 ``trainer/{sft,dpo,kto,grpo,rloo,reward}_{config,trainer}.py``, ``trainer/utils.py``
+(add_fused_lm_head: log-probabilities in tiles, no full logits, in SFT, DPO, KTO, GRPO and RLOO since 1.15).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from memlint.dialects.hf_trainer_args import Arguments
+
+_OBJECTIVES = {
+    "sft": "causal-lm",
+    "dpo": "dpo",
+    "simpo": "dpo",
+    "cpo": "dpo",
+    "orpo": "orpo",
+    "kto": "kto",
+    "reward": "reward",
+    "grpo": "grpo",
+    "rloo": "grpo",
+}
+
+
+def apply_objective(arguments: Arguments, version: tuple[int, ...], trainer: str, key: str | None) -> None:
+    """Set objective, sequence length, packing, loss, reference model and generation of ``trainer``."""
+    draft = arguments.draft
+    if key is not None:
+        arguments.put("training.objective", _OBJECTIVES[trainer], key)
+    else:
+        draft.set("training.objective", _OBJECTIVES[trainer], default=f"TRL's {trainer.upper()} trainer")
+    source = f"TRL 1.16: trainer/{_module(trainer)}_config.py"
+    if trainer in ("grpo", "rloo"):
+        _generation(arguments, source, version)
+    else:
+        _length(arguments, source)
+    if trainer == "sft":
+        _packing(arguments, source)
+    elif trainer in ("dpo", "kto", "reward", "orpo", "simpo", "cpo"):
+        draft.set("training.padding", True, default=f"default of {source}")
+    _loss(arguments, version, trainer)
+    _reference(arguments, version, trainer, source)
+    offload = arguments.section.flag("activation_offloading")
+    if offload and trainer in ("sft", "dpo", "kto", "reward"):
+        arguments.put("training.checkpointing.offload", True, "activation_offloading")
+
+
+def _module(trainer: str) -> str:
+    return trainer if trainer in ("sft", "dpo", "kto", "reward", "grpo", "rloo") else "dpo"
+
+
+def _length(arguments: Arguments, source: str) -> None:
+    section = arguments.section
+    name = section.has("max_length", "max_seq_length")
+    value = section.integer(name, minimum=1) if name is not None else None
+    if name is not None and value is not None:
+        arguments.put("training.sequence_length", value, name)
+    elif "max_length" in section.data and name is None:
+        arguments.draft.set(
+            "training.sequence_length",
+            2048,
+            assumed="`max_length: null` does not truncate; 2048 tokens assumed for the longest sample",
+        )
+    else:
+        arguments.default("training.sequence_length", 1024, source)
+
+
+def _generation(arguments: Arguments, source: str, version: tuple[int, ...]) -> None:
+    section, draft = arguments.section, arguments.draft
+    newest = 512 if version >= (1, 10) else 256
+    completion = arguments.choose(
+        "training.completion_length",
+        "max_completion_length",
+        section.integer("max_completion_length", minimum=1),
+        newest,
+        source,
+    )
+    prompt = section.integer("max_prompt_length", minimum=1)
+    if prompt is not None:
+        arguments.put("training.sequence_length", prompt + completion, "max_prompt_length")
+    else:
+        draft.set(
+            "training.sequence_length",
+            512 + completion,
+            assumed=f"prompts are not truncated; 512 tokens assumed beside {completion} of the completion",
+        )
+    draft.set("training.padding", True, default=f"default of {source}")
+    count = section.integer("num_generations", minimum=1)
+    arguments.choose("training.num_generations", "num_generations", count, 8, source)
+    micro = draft.get("training.micro_batch_size")
+    if count and micro and context_gpus(arguments) == 1:
+        steps = draft.get("training.gradient_accumulation_steps", 1)
+        if (micro * steps) % count:
+            section.problem(
+                "MEM007",
+                "num_generations",
+                f"`num_generations: {count}` does not divide the {micro * steps} completions of one step",
+                label="the trainer refuses to start",
+            )
+    if section.flag("use_vllm"):
+        mode = section.text("vllm_mode", ("colocate", "server"))
+        colocate = (mode or ("colocate" if version >= (1, 0) else "server")) == "colocate"
+        if colocate and not section.flag("vllm_enable_sleep_mode"):
+            share = section.number("vllm_gpu_memory_utilization", minimum=0)
+            arguments.choose("training.vllm_memory_share", "vllm_gpu_memory_utilization", share, 0.3, source)
+
+
+def context_gpus(arguments: Arguments) -> int | None:
+    """World size where the file or the context states it."""
+    gpus: Any = arguments.draft.get("parallelism.gpus") or arguments.context.gpus
+    return gpus if isinstance(gpus, int) else None
+
+
+def _packing(arguments: Arguments, source: str) -> None:
+    section = arguments.section
+    packing = section.flag("packing")
+    if packing:
+        arguments.put("training.packing", True, "packing")
+        strategy = section.text("packing_strategy", ("bfd", "bfd_split", "bfd-requeue", "wrapped", "ffd"))
+        # bfd batches are padding-free: one flat row with cumulative lengths (sft_trainer.py).
+        key = "packing_strategy" if strategy is not None else "packing"
+        arguments.put("training.varlen", strategy != "wrapped", key)
+    elif section.flag("padding_free"):
+        arguments.put("training.varlen", True, "padding_free")
+    else:
+        arguments.default("training.packing", False, source)
+        arguments.default("training.padding", True, source)
+
+
+def _loss(arguments: Arguments, version: tuple[int, ...], trainer: str) -> None:
+    draft, section = arguments.draft, arguments.section
+    if draft.get("training.loss") == "fused" or trainer == "reward":
+        return
+    if trainer in ("simpo", "cpo", "orpo"):
+        arguments.default("training.loss", "standard", f"TRL 1.16: experimental/{trainer}/{trainer}_trainer.py")
+        return
+    if version >= (1, 15):
+        smoothing = section.number("label_smoothing_factor") if trainer == "sft" else None
+        if smoothing:
+            arguments.put("training.loss", "standard", "label_smoothing_factor")
+        else:
+            arguments.default("training.loss", "chunked", "TRL 1.16: trainer/utils.py add_fused_lm_head")
+        return
+    stated = section.raw("loss_type")
+    if trainer == "sft" and stated == "chunked_nll":
+        arguments.put("training.loss", "chunked", "loss_type")
+    elif trainer == "sft" and version >= (1, 6) and stated is None:
+        arguments.default("training.loss", "chunked", "TRL 1.6 to 1.14: trainer/sft_config.py")
+    else:
+        arguments.default("training.loss", "standard", f"TRL before 1.15: trainer/{_module(trainer)}_trainer.py")
+
+
+def _reference(arguments: Arguments, version: tuple[int, ...], trainer: str, source: str) -> None:
+    draft, section = arguments.draft, arguments.section
+    adapters = draft.get("training.method") in ("lora", "qlora")
+    if trainer in ("dpo", "kto"):
+        if section.flag("precompute_ref_log_probs"):
+            arguments.put("training.reference_model", "precomputed", "precompute_ref_log_probs")
+            return
+        if section.flag("reference_free"):
+            arguments.put("training.reference_model", "none", "reference_free")
+            return
+        kind = "adapter" if adapters and not section.flag("force_use_ref_model") else "copy"
+        arguments.default("training.reference_model", kind, f"TRL 1.16: trainer/{trainer}_trainer.py")
+    elif trainer in ("grpo", "rloo"):
+        beta = section.number("beta")
+        default = 0.05 if trainer == "rloo" else 0.0 if version >= (0, 19) else 0.04
+        value = default if beta is None else beta
+        kind = "none" if value == 0 else "adapter" if adapters else "copy"
+        if beta is not None:
+            arguments.put("training.reference_model", kind, "beta")
+        else:
+            arguments.default("training.reference_model", kind, source)
