@@ -1,0 +1,128 @@
+"""The command line: one table of subcommands, each module imported when it is called."""
+
+from __future__ import annotations
+
+import sys
+from typing import NamedTuple
+
+from memlint.errors import UserError
+from memlint.exits import Exit
+
+
+class Command(NamedTuple):
+    """One subcommand; its module offers ``configure(parser)`` and ``run(args) -> int``."""
+
+    name: str
+    module: str
+    summary: str
+
+
+COMMANDS: tuple[Command, ...] = (
+    Command("check", "memlint.commands.check", "lint training configs in files and folders"),
+    Command("estimate", "memlint.commands.estimate", "peak memory of one job or model"),
+    Command("scale", "memlint.commands.scale", "table of models: parameters, static memory, activations"),
+    Command("explain", "memlint.commands.explain", "why a rule exists; with a file, the arithmetic for that file"),
+    Command("rules", "memlint.commands.rules", "list the rules"),
+    Command("targets", "memlint.commands.targets", "list the GPUs and instances that are known"),
+    Command("dialects", "memlint.commands.dialects", "list the config formats that are read"),
+    Command("models", "memlint.commands.models", "list known models; save one beside the project"),
+    Command("init", "memlint.commands.init", "write settings and the pre-commit stanza"),
+    Command("schema", "memlint.commands.schema", "print a JSON Schema"),
+)
+"""Every subcommand, in the order of the help text."""
+
+USAGE = "usage: memlint [--version] [-h] COMMAND ..."
+
+
+def run(argv: list[str]) -> int:
+    """Run ``argv`` and return the exit code. A user's mistake is one sentence on stderr; only our bugs are tracebacks."""
+    try:
+        code = _dispatch(argv)
+        sys.stdout.flush()
+        return code
+    except UserError as error:
+        print(f"memlint: error: {error}", file=sys.stderr)
+        return Exit.FAILED
+    except BrokenPipeError:
+        # The reader (`head`) has gone: not an error. stdout is pointed elsewhere, or Python complains at exit.
+        _abandon_stdout()
+        return Exit.OK
+    except KeyboardInterrupt:
+        print("memlint: interrupted", file=sys.stderr)
+        return 130  # 128 + SIGINT, as shells report it
+    except RecursionError:
+        print("memlint: error: the input is nested too deeply", file=sys.stderr)
+        return Exit.FAILED
+
+
+def _dispatch(argv: list[str]) -> int:
+    name = argv[0] if argv else "--help"
+    if name in ("-h", "--help", "help"):
+        print(help_text())
+        return Exit.OK
+    if name in ("-V", "--version"):
+        from memlint import __version__
+
+        print(f"memlint {__version__}")
+        return Exit.OK
+    command = next((command for command in COMMANDS if command.name == name), None)
+    if command is None:
+        raise UserError(_no_such_command(name))
+    from argparse import ArgumentParser, RawDescriptionHelpFormatter
+    from importlib import import_module
+
+    module = import_module(command.module)
+    parser = ArgumentParser(
+        prog=f"memlint {name}",
+        description=(module.__doc__ or "").strip(),
+        formatter_class=RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    module.configure(parser)
+    try:
+        args = parser.parse_args(argv[1:])
+    except SystemExit as done:  # argparse has printed usage or help
+        return int(done.code or 0)
+    return int(module.run(args))
+
+
+def help_text() -> str:
+    """Return the help of the program: every command with its one line."""
+    width = max(len(command.name) for command in COMMANDS)
+    lines = [
+        USAGE,
+        "",
+        "Predicts the peak GPU memory of training runs from their configs.",
+        "",
+        "commands:",
+        *(f"  {command.name:<{width}}  {command.summary}" for command in COMMANDS),
+        "",
+        "`memlint COMMAND --help` shows the options of a command.",
+        "Exit codes: 0 nothing to report, 1 findings (or the job does not fit), 2 memlint could not do its job.",
+    ]
+    return "\n".join(lines)
+
+
+def _no_such_command(name: str) -> str:
+    import os
+    from difflib import get_close_matches
+
+    if name.startswith("-"):
+        return f"`{name}` must follow a command, as in `memlint check {name}`; see `memlint --help`"
+    close = get_close_matches(name, [command.name for command in COMMANDS], n=1)
+    if close:
+        return f"no command is called `{name}`; did you mean `{close[0]}`?"
+    if os.path.exists(name):
+        return f"no command is called `{name}`; did you mean `memlint check {name}`?"
+    return f"no command is called `{name}`; see `memlint --help`"
+
+
+def _abandon_stdout() -> None:
+    import os
+
+    try:
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, sys.stdout.fileno())
+        os.close(null)
+    except (OSError, ValueError, AttributeError):
+        pass

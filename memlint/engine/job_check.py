@@ -1,0 +1,192 @@
+"""Check the jobs of one document: target, model, prediction, rules."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any, Mapping
+
+from memlint.dialects.base import Problem, Reading
+from memlint.document.model import Document
+from memlint.engine import targets
+from memlint.engine.companions import Companions, repository_root
+from memlint.engine.predict import judge, predict, usable_bytes
+from memlint.engine.result import FileReport, Prediction
+from memlint.engine.rules_run import RuleCrash, job_findings
+from memlint.findings import Finding
+from memlint.rules.context import Context, Trial
+
+if TYPE_CHECKING:
+    from memlint.dialects.base import Dialect
+    from memlint.document.comments import Pragma
+    from memlint.engine.checker import FileCheck
+    from memlint.estimate.result import Estimate
+    from memlint.hardware.target import Target
+    from memlint.job import TrainingJob
+
+
+class JobCheck:
+    """The jobs of one document, read once."""
+
+    def __init__(
+        self, check: FileCheck, document: Document, dialect: Dialect, pragmas: tuple[Pragma, ...]
+    ) -> None:
+        self._check = check
+        self._document = document
+        self._dialect = dialect
+        self.problems: list[Problem] = []
+        """Found here rather than by the dialect: a target that does not exist."""
+        self._of_job: dict[int, tuple[Problem, ...]] = {}
+        self._pragma_target = self._target_of(pragmas)
+        outer = check.command_line_target or self._pragma_target or targets.from_settings(
+            check.settings, check.overrides
+        )
+        gpus = next((int(pragma.values[0]) for pragma in pragmas if pragma.kind == "gpus"), None)
+        self._outer_target = outer
+        self._gpus = gpus or (outer.gpus if outer is not None else None)
+        folder = os.path.dirname(os.path.abspath(document.path))
+        root = repository_root(folder)
+        self._search_root = check.settings.search_root or root or check.settings.root or _working_folder(folder)
+        self._boundary = root or check.settings.root or self._search_root
+        self._companions = self._new_companions({})
+        self.reading: Reading = dialect.read(document, self._companions)
+
+    def opened(self) -> Mapping[str, Document]:
+        """Companion files read so far, by the path shown to the user."""
+        return self._companions.opened
+
+    def problems_of(self, index: int) -> tuple[Problem, ...]:
+        """Problems that came up while one job was resolved."""
+        return self._of_job.get(index, ())
+
+    def run(self, index: int, report: FileReport) -> list[Finding]:
+        """Predict job ``index``, fill in ``report``, and return what the rules say."""
+        check = self._check
+        job, unresolved = self.resolve(index, self.reading.jobs[index])
+        target = self.target_for(index, job)
+        try:
+            estimate, approximate = predict(job, target)
+        except Exception as error:
+            raise RuleCrash(f"the prediction failed: {type(error).__name__}: {error}") from error
+        if estimate is None and unresolved is None and job.architecture is not None:
+            unresolved, approximate = approximate, None
+        usable = usable_bytes(job, target)
+        verdict = "unknown" if estimate is None else judge(estimate, job, target, check.margin)
+        if estimate is not None:
+            report.prediction = Prediction(
+                device_bytes=estimate.device_bytes,
+                low_bytes=estimate.low_bytes,
+                high_bytes=estimate.high_bytes,
+                method=estimate.method,
+                verdict=verdict,
+                target_name=target.name if target else None,
+                usable_bytes=usable,
+            )
+        else:
+            report.no_prediction = unresolved or "see the findings"
+        context = Context(
+            document=self._document,
+            job=job,
+            estimate=estimate,
+            target=target,
+            verdict=verdict,
+            usable=usable,
+            margin=check.margin,
+            named=check.named,
+            unresolved=None if self.problems_of(index) else unresolved,
+            approximate=approximate,
+            try_changes=self._trials(job, index, target),
+            judge=lambda other: judge(other, job, target, check.margin),
+        )
+        findings = job_findings(context, check.active)
+        if check.options.details and estimate is not None:
+            from memlint.engine.estimate_json import estimate_object
+
+            report.estimate = estimate_object(
+                document=self._document,
+                companions=self.opened(),
+                dialect=report.dialect or self._dialect.name,
+                job=job,
+                estimate=estimate,
+                target=target,
+                usable=usable,
+                verdict=verdict,
+                approximate=approximate,
+            )
+        return findings
+
+    def _new_companions(self, overlays: Mapping[str, Document]) -> Companions:
+        return Companions(
+            search_root=self._search_root, boundary=self._boundary, gpus=self._gpus, overlays=overlays
+        )
+
+    def _trials(self, job: TrainingJob, index: int, target: Target | None) -> Any:
+        """A function from changes to a recomputed job, made when a rule first asks."""
+        made: list[Any] = []
+
+        def estimate(changed: TrainingJob) -> Estimate | None:
+            return predict(changed, target)[0]
+
+        def try_changes(changes: Mapping[str, Any]) -> Trial | None:
+            if not made:
+                from memlint.engine.trials import Trials
+
+                made.append(
+                    Trials(
+                        document=self._document,
+                        dialect=self._dialect,
+                        job=job,
+                        index=index,
+                        companions=self._new_companions,
+                        estimate=estimate,
+                    )
+                )
+            trial: Trial | None = made[0](changes)
+            return trial
+
+        return try_changes
+
+    def resolve(self, index: int, job: TrainingJob) -> tuple[TrainingJob, str | None]:
+        """Return the job with its architecture, or with None and the reason."""
+        from memlint.engine.models import resolve
+
+        resolved, unresolved, problems = resolve(
+            job,
+            document=self._document,
+            settings=self._check.settings,
+            search_root=self._search_root,
+            offline=self._check.options.offline or self._check.settings.offline,
+        )
+        self._of_job[index] = problems
+        return resolved, unresolved
+
+    def _target_of(self, pragmas: tuple[Pragma, ...]) -> Target | None:
+        found = None
+        for pragma in pragmas:
+            if pragma.kind == "target":
+                try:
+                    found = targets.declared_in_file(pragma.values[0])
+                except targets.BadTarget as error:
+                    self.problems.append(Problem(code="MEM003", key=(), message=str(error)))
+        return found
+
+    def target_for(self, index: int, job: TrainingJob) -> Target | None:
+        """Strongest first: command line, comment, ``hardware.target`` of the job, settings."""
+        strongest = self._check.command_line_target or self._pragma_target
+        if strongest is not None or job.hardware.target is None:
+            return strongest or self._outer_target
+        try:
+            return targets.declared_in_file(job.hardware.target)
+        except targets.BadTarget as error:
+            origin = job.origin("hardware.target")
+            key = origin.key if origin is not None else ()
+            if not any(problem.key == key for problem in self.reading.problems):
+                self._of_job[index] = (
+                    *self.problems_of(index),
+                    Problem(code="MEM003", key=key, message=str(error)),
+                )
+            return self._outer_target
+
+
+def _working_folder(folder: str) -> str:
+    here = os.getcwd()
+    return here if folder == here or folder.startswith(here.rstrip(os.sep) + os.sep) else folder

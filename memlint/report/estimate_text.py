@@ -1,0 +1,123 @@
+"""One prediction as text: what it is made of, when, against which GPU, and what was taken for granted."""
+
+from __future__ import annotations
+
+from typing import Any, Iterator, Mapping
+
+from memlint.report.style import Style
+from memlint.report.text import printable
+from memlint.units import gib
+
+_WORDS = {
+    "parameters": "parameters",
+    "gradients": "gradients",
+    "optimizer_states": "optimizer states",
+    "activations": "activations",
+    "logits": "logits and loss",
+    "temporaries": "temporaries",
+    "communication": "communication",
+    "inputs": "inputs",
+}
+_VERDICTS = {
+    "fits": ("good", "fits"),
+    "tight": ("warning", "tight: may run out of memory"),
+    "oom": ("error", "out of memory"),
+}
+_COLUMN = 9
+"""Width of a figure in GiB with two digits."""
+
+
+def estimate_text(data: Mapping[str, Any], style: Style, first_order: Mapping[str, Any] | None = None) -> str:
+    """Return the contract's `estimate` object ``data`` as text; ``first_order`` is shown beside where given."""
+    return "\n".join(_lines(data, style, first_order)) + "\n"
+
+
+def _lines(data: Mapping[str, Any], style: Style, first_order: Mapping[str, Any] | None) -> Iterator[str]:
+    peak, model = data["peak"], data["model"]
+    name = printable(str(model["id"] or data["file"]))
+    yield style("bold", name) + f": {model['family']}, {_count(model['parameters'])} parameters, " + (
+        "all trained" if model["trainable_parameters"] == model["parameters"]
+        else f"{_count(model['trainable_parameters'])} trained"
+    )
+    yield "  " + printable(job_text(data["job"]))
+    yield ""
+    yield f"At the peak, in {_phase(peak['phase'])} (GiB per GPU, {data['method']}):"
+    for key, words in _WORDS.items():
+        size = peak["components"].get(key, 0)
+        if size:
+            yield _row(words, size)
+    yield _row("allocated", peak["allocated_bytes"], rule=True)
+    for part in data.get("overheads", ()):
+        if part["expected_bytes"]:
+            yield _row(part["name"], part["expected_bytes"])
+    interval = f"   {gib(peak['low_bytes'], 2)} to {gib(peak['high_bytes'], 2)}"
+    yield style("bold", _row("predicted peak", peak["device_bytes"], rule=True) + interval)
+    target = data["target"]
+    if target is not None:
+        gpus = f", one of {target['gpus']}" if target["gpus"] > 1 else ""
+        kind, words = _VERDICTS.get(data["verdict"], ("dim", data["verdict"]))
+        yield _row(f"usable on {target['name']}{gpus}", target["usable_bytes"]) + f"   {style(kind, words)}"
+    else:
+        yield "  no GPU declared: add --target, e.g. --target A100-80GB"
+    if data["timeline"]:
+        yield ""
+        phases = ", ".join(f"{p['phase']} {gib(p['peak_bytes'], 2)}" for p in data["timeline"])
+        yield f"Allocated by phase: {phases}."
+    if data["host"]["bytes"]:
+        yield f"Host memory: {gib(data['host']['bytes'], 2)} GiB."
+    if first_order is not None:
+        yield f"Textbook formulas give {gib(first_order['peak']['device_bytes'], 2)} GiB (--method first-order)."
+    if data["assumptions"]:
+        yield ""
+        yield "Taken for granted:"
+        for sentence in data["assumptions"]:
+            yield f"  - {printable(sentence)}"
+
+
+def job_text(job: Mapping[str, Any]) -> str:
+    """Return the settings that decide the peak, in one line."""
+    training, parallelism = job.get("training", {}), job.get("parallelism", {})
+    method = training.get("method", "full")
+    lora = training.get("lora") or {}
+    parts = [f"{training.get('objective', 'causal-lm')}, {method}"]
+    if lora and method != "full":
+        parts[0] += f" (rank {lora.get('rank')})"
+    parts.append(f"micro batch {training.get('micro_batch_size')} x {training.get('sequence_length')} tokens")
+    steps = training.get("gradient_accumulation_steps", 1)
+    if steps and steps > 1:
+        parts.append(f"accumulated over {steps}")
+    parts.append(_precision(training.get("precision")))
+    parts.append(str(training.get("optimizer")))
+    checkpointing = training.get("activation_checkpointing", "none")
+    if isinstance(checkpointing, dict):
+        checkpointing = checkpointing.get("mode", "full")
+    parts.append("no checkpointing" if checkpointing == "none" else f"checkpointing {checkpointing}")
+    parts.append(f"{training.get('attention')} attention")
+    parts.append(f"{training.get('loss')} loss")
+    strategy = parallelism.get("strategy", "none")
+    if strategy != "none":
+        parts.append(str(strategy))
+    return ", ".join(parts)
+
+
+def _precision(value: Any) -> str:
+    if not isinstance(value, dict):
+        return str(value)
+    autocast = value.get("autocast")
+    return f"{value.get('weights')} weights" + (f", {autocast} autocast" if autocast else "")
+
+
+def _row(words: str, size: int, *, rule: bool = False) -> str:
+    mark = "=" if rule else " "
+    return f"{mark} {words:<36}{gib(size, 2):>{_COLUMN}}"
+
+
+def _phase(phase: str) -> str:
+    return {"loss": "the loss", "clip": "gradient clipping", "optimizer": "the optimizer step"}.get(phase, f"the {phase}")
+
+
+def _count(number: int) -> str:
+    for size, unit in ((10**12, "T"), (10**9, "B"), (10**6, "M"), (10**3, "k")):
+        if number >= size:
+            return f"{number / size:.2f} {unit}"
+    return str(number)

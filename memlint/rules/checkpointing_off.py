@@ -1,0 +1,50 @@
+"""Flag a run that keeps every layer's activations where recomputing them would matter.
+
+## What it does
+Speaks where activation checkpointing is off and switching it on saves enough.
+
+## Why it matters
+Checkpointing keeps one tensor per layer and runs each layer's forward a second time: about a third more compute for the
+largest saving of activation memory there is.
+
+## Example
+```yaml
+memlint: 1
+model: Qwen/Qwen3-4B
+training:
+  micro_batch_size: 4
+  sequence_length: 4096
+hardware: {target: A100-80GB}
+```
+
+## How the number is made
+The job is predicted again with every layer checkpointed, its recompute in the backward included.
+"""
+
+from __future__ import annotations
+
+from typing import Iterator
+
+from memlint.findings import Finding, Severity
+from memlint.rules.context import Context
+from memlint.rules.meta import RuleMeta
+from memlint.rules import remedies
+from memlint.units import gib
+
+
+META = RuleMeta(code="MEM301", name="checkpointing-off", severity=Severity.WARNING, since="0.1")
+
+
+def check(context: Context) -> Iterator[Finding]:
+    """Yield one finding where activation checkpointing would save enough to matter."""
+    changes = remedies.checkpointing(context)
+    if changes is None:
+        return
+    found = context.suggest(
+        META,
+        [(changes, "activation checkpointing")],
+        message=lambda saved: f"activation checkpointing is off; switching it on saves {gib(saved)} GiB",
+        at=("training.checkpointing.mode", "training.checkpointing", "training.micro_batch_size", "model"),
+    )
+    if found is not None:
+        yield found

@@ -1,0 +1,212 @@
+"""What a rule may look at: the document and its problems, the job, the prediction, and "what if"."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Callable, Mapping
+
+from memlint.findings import Finding, Fix, Help, KeyEdit
+from memlint.job import KeyPath
+from memlint.units import gib
+
+if TYPE_CHECKING:
+    from memlint.dialects.base import Problem
+    from memlint.document.model import Document
+    from memlint.estimate.result import Estimate
+    from memlint.hardware.target import Target
+    from memlint.job import TrainingJob
+    from memlint.rules.meta import RuleMeta
+
+WASTE_SHARE = 4
+"""A suggestion is also worth a word when it saves more than a quarter of the usable memory (CONTRACT.md, Rules)."""
+
+NOTICEABLE_SHARE = 100
+"""For a job that does not fit, a change that saves less than 1 % of the usable memory is no remedy."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileContext:
+    """A document as read, before any prediction."""
+
+    document: Document
+    problems: tuple[Problem, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trial:
+    """A change of the job, recomputed, and how the config's own dialect writes it."""
+
+    estimate: Estimate
+    text: str | None
+    """```gradient_checkpointing: true```, None where the dialect has no key for it."""
+    edits: tuple[KeyEdit, ...] = ()
+
+
+@dataclass(slots=True, kw_only=True)
+class Context:
+    """One job with its prediction. Sizes in bytes, per GPU."""
+
+    document: Document
+    job: TrainingJob
+    estimate: Estimate | None
+    target: Target | None
+    verdict: str
+    """fits, tight, oom or unknown."""
+    usable: int | None
+    """Usable bytes of one GPU less what the job reserves; None without a target."""
+    margin: float
+    named: frozenset[str]
+    """Codes that the user named in full with ``--select``."""
+    unresolved: str | None = None
+    """Why there is no architecture, as a sentence."""
+    approximate: str | None = None
+    """Why the prediction is only approximate, as a sentence."""
+    try_changes: Callable[[Mapping[str, Any]], Trial | None]
+    """Recompute with native fields changed; None where the changed job cannot be predicted. Cached by the engine."""
+    judge: Callable[[Estimate], str]
+    """Verdict of a prediction against the target and margin."""
+
+    @property
+    def gpus(self) -> int:
+        """GPUs of the run: as the config states, else as the target has, else one."""
+        return self.job.parallelism.gpus or (self.target.gpus if self.target else 1)
+
+    def reestimate(self, changes: Mapping[str, Any]) -> Estimate | None:
+        """Return the prediction with native fields changed, e.g. ``{"training.micro_batch_size": 1}``."""
+        trial = self.try_changes(changes)
+        return trial.estimate if trial else None
+
+    def express(self, changes: Mapping[str, Any]) -> tuple[str, tuple[KeyEdit, ...]] | None:
+        """Return how the dialect writes ``changes`` (text and edits); None where it cannot."""
+        trial = self.try_changes(changes)
+        return (trial.text, trial.edits) if trial and trial.text else None
+
+    def matters(self, meta: RuleMeta, saved: int) -> bool:
+        """Whether a suggestion that saves ``saved`` bytes is worth a word (CONTRACT.md, Rules, last paragraph)."""
+        if saved <= 0:
+            return False
+        if meta.code in self.named:
+            return True
+        if self.usable is None:
+            return False
+        if saved * WASTE_SHARE > self.usable:
+            return True
+        return self.verdict in ("tight", "oom") and saved * NOTICEABLE_SHARE > self.usable
+
+    def place(self, *names: str) -> tuple[KeyPath | None, str | None]:
+        """Return key path and file of the first of ``names`` (native fields) that a file states."""
+        for name in names:
+            origin = self.job.origin(name)
+            if origin is not None and origin.file is not None and (origin.key or origin.line):
+                return origin.key, origin.file
+        return None, None
+
+    def stated(self, name: str) -> bool:
+        """Whether a file states the field ``name``, rather than a default or an assumption."""
+        origin = self.job.origin(name)
+        return origin is not None and origin.file is not None
+
+    def value_at(self, name: str) -> Any:
+        """The raw value in the document that fed field ``name``, or None."""
+        origin = self.job.origin(name)
+        if origin is None or origin.file != self.document.path:
+            return None
+        value: Any = self.document.data
+        for step in origin.key:
+            try:
+                value = value[step]
+            except (KeyError, IndexError, TypeError):
+                return None
+        return value
+
+    def finding(self, meta: RuleMeta, message: str, *, at: tuple[str, ...], **rest: Any) -> Finding:
+        """Make a finding of ``meta`` at the first field of ``at`` that a file states."""
+        key, file = self.place(*at)
+        return Finding(
+            code=meta.code, name=meta.name, severity=meta.severity, message=message, key=key, file=file, **rest
+        )
+
+    def help(self, trial: Trial, *, otherwise: str, safe: bool = False) -> Help:
+        """Make the help line of a recomputed change; ``otherwise`` names it where the dialect has no key for it."""
+        assert self.estimate is not None
+        saved = self.estimate.device_bytes - trial.estimate.device_bytes
+        verdict = self.judge(trial.estimate)
+        what = trial.text or otherwise
+        predicted = f"predicted {gib(trial.estimate.device_bytes)} GiB"
+        if verdict == "fits" and self.verdict != "fits":
+            text = f"{what} fits, {predicted}"
+        elif verdict == "tight" and self.verdict == "oom":
+            text = f"{what} saves {gib(saved)} GiB, {predicted}: tight"
+        elif verdict in ("tight", "oom"):
+            text = f"{what} saves {gib(saved)} GiB, {predicted}: not enough alone"
+        else:
+            text = f"{what} saves {gib(saved)} GiB, {predicted}"
+        return Help(
+            text=text,
+            saves_bytes=saved,
+            fits_after=None if verdict == "unknown" else verdict == "fits",
+            fix=Fix(safe=safe, edits=trial.edits) if trial.edits else None,
+        )
+
+    def replacement(self, trial: Trial) -> Help:
+        """Make the help line of a change that is needed whatever it saves."""
+        return Help(
+            text=f"{trial.text} works there, predicted {gib(trial.estimate.device_bytes)} GiB",
+            fits_after=None if (verdict := self.judge(trial.estimate)) == "unknown" else verdict == "fits",
+            fix=Fix(safe=False, edits=trial.edits) if trial.edits else None,
+        )
+
+    def suggest(
+        self,
+        meta: RuleMeta,
+        candidates: list[tuple[Mapping[str, Any], str]],
+        *,
+        message: Callable[[int], str],
+        at: tuple[str, ...],
+        label: str | None = None,
+        safe: bool = False,
+    ) -> Finding | None:
+        """Try each candidate (changes, name in words) and make one finding of those that matter, or None.
+
+        ``message`` receives the bytes saved by the first candidate kept.
+        """
+        if self.estimate is None:
+            return None
+        helps: list[Help] = []
+        for changes, words in candidates:
+            trial = self.try_changes(changes)
+            if trial is None:
+                continue
+            saved = self.estimate.device_bytes - trial.estimate.device_bytes
+            if self.matters(meta, saved):
+                helps.append(self.help(trial, otherwise=words, safe=safe))
+        if not helps:
+            return None
+        first = helps[0]
+        return self.finding(
+            meta,
+            message(first.saves_bytes or 0),
+            at=at,
+            label=label,
+            helps=tuple(helps),
+            saves_bytes=first.saves_bytes,
+            fits_after=first.fits_after,
+            fix=first.fix,
+        )
+
+
+def breakdown(estimate: Estimate) -> str:
+    """Return the device peak by part, in GiB: ``weights 16.1, gradients 16.1, ..., other 6.3 (GiB per GPU)``."""
+    parts = estimate.components
+    shown = [
+        ("weights", parts.get("parameters", 0)),
+        ("gradients", parts.get("gradients", 0)),
+        ("optimizer", parts.get("optimizer_states", 0)),
+        ("activations", parts.get("activations", 0)),
+        ("logits", parts.get("logits", 0)),
+        ("temporaries", parts.get("temporaries", 0)),
+        ("communication", parts.get("communication", 0)),
+    ]
+    kept = [(name, size) for name, size in shown if size * 2000 > estimate.device_bytes]
+    rest = estimate.device_bytes - sum(size for _, size in kept)
+    return ", ".join(f"{name} {gib(size)}" for name, size in [*kept, ("other", rest)]) + " (GiB per GPU)"

@@ -1,0 +1,51 @@
+"""Flag a loss that holds the logits of every token over the whole vocabulary.
+
+## What it does
+Speaks where the loss is computed from full logits and a fused or chunked loss saves enough.
+
+## Why it matters
+With a vocabulary of 128k, the logits of 8k tokens are 2 GiB in bf16, and the fp32 copy, its gradient and the softmax
+several times that, all at one moment.
+
+## Example
+```yaml
+memlint: 1
+model: meta-llama/Llama-3.2-1B
+training:
+  micro_batch_size: 16
+  sequence_length: 4096
+  activation_checkpointing: full
+hardware: {target: A100-80GB}
+```
+
+## How the number is made
+The job is predicted again with a loss that never holds more than a chunk of the logits.
+"""
+
+from __future__ import annotations
+
+from typing import Iterator
+
+from memlint.findings import Finding, Severity
+from memlint.rules.context import Context
+from memlint.rules.meta import RuleMeta
+from memlint.rules import remedies
+from memlint.units import gib
+
+
+META = RuleMeta(code="MEM303", name="full-logits", severity=Severity.WARNING, since="0.1")
+
+
+def check(context: Context) -> Iterator[Finding]:
+    """Yield one finding where a fused or chunked loss would save enough to matter."""
+    changes = remedies.fused_loss(context)
+    if changes is None:
+        return
+    found = context.suggest(
+        META,
+        [(changes, "a fused loss")],
+        message=lambda saved: f"the loss holds the logits of every token; a fused loss saves {gib(saved)} GiB",
+        at=("training.loss", "training.sequence_length", "training.micro_batch_size", "model"),
+    )
+    if found is not None:
+        yield found

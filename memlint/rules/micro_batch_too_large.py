@@ -1,0 +1,55 @@
+"""Flag a micro batch that can be made smaller without changing what is optimised.
+
+## What it does
+Speaks where the micro batch is above one and moving part of it into gradient accumulation saves enough.
+
+## Why it matters
+Accumulated gradients give the same global batch and the same update; only the GPU's utilisation changes.
+
+## Example
+```yaml
+memlint: 1
+model: Qwen/Qwen3-1.7B
+training:
+  micro_batch_size: 16
+  sequence_length: 4096
+  activation_checkpointing: full
+hardware: {target: A100-80GB}
+```
+
+## How the number is made
+The job is predicted again with the largest divisor of the micro batch that fits, and accumulation raised by the same
+factor.
+"""
+
+from __future__ import annotations
+
+from typing import Iterator
+
+from memlint.findings import Finding, Severity
+from memlint.rules.context import Context
+from memlint.rules.meta import RuleMeta
+from memlint.rules import remedies
+from memlint.units import gib
+
+
+META = RuleMeta(code="MEM601", name="micro-batch-too-large", severity=Severity.WARNING, since="0.1")
+
+
+def check(context: Context) -> Iterator[Finding]:
+    """Yield one finding where a smaller micro batch with more accumulation would save enough to matter."""
+    changes = remedies.smaller_micro_batch(context)
+    if changes is None:
+        return
+    found = context.suggest(
+        META,
+        [(changes, "a smaller micro batch with more accumulation")],
+        message=lambda saved: (
+            f"a micro batch of {context.job.training.micro_batch_size} is more than needed;"
+            f" {changes['training.micro_batch_size']} with more accumulation saves {gib(saved)} GiB"
+        ),
+        at=("training.micro_batch_size", "model"),
+        safe=True,
+    )
+    if found is not None:
+        yield found

@@ -1,0 +1,68 @@
+"""Flag a job whose predicted peak cannot fit the declared GPU.
+
+## What it does
+Compares the low end of the predicted interval with the memory that CUDA reports as usable on the target. It says what
+the peak is made of, and the changes, each recomputed, that make the job fit.
+
+## Why it matters
+The run would stop with `torch.OutOfMemoryError`, possibly only at its longest batch, hours after it was queued.
+
+## Example
+```yaml
+memlint: 1
+model: Qwen/Qwen3-4B
+training:
+  micro_batch_size: 8
+  sequence_length: 4096
+hardware: {target: A100-80GB}
+```
+
+## How the number is made
+One steady training step is run on tensors that have a shape and a dtype but no data; the peak of live bytes, rounded as
+the CUDA caching allocator rounds them, plus allocator slack, CUDA context and library workspaces. The ends of the
+interval come from the ranges of these overheads and from the assumptions that were made.
+"""
+
+from __future__ import annotations
+
+from typing import Iterator
+
+from memlint.findings import Finding, Severity
+from memlint.rules.context import Context, breakdown
+from memlint.rules.meta import RuleMeta
+from memlint.rules import remedies
+from memlint.units import gib
+
+
+META = RuleMeta(code="MEM101", name="out-of-memory", severity=Severity.ERROR, since="0.1")
+
+
+_STATIC = ("parameters", "gradients", "optimizer_states")
+
+
+def check(context: Context) -> Iterator[Finding]:
+    """Yield one finding where even the low end of the prediction exceeds the usable memory."""
+    estimate, target = context.estimate, context.target
+    if context.verdict != "oom" or estimate is None or target is None or context.usable is None:
+        return
+    growing = sum(size for part, size in estimate.components.items() if part not in _STATIC)
+    static = sum(estimate.components.get(part, 0) for part in _STATIC)
+    if growing >= static:
+        at = ("training.micro_batch_size", "training.sequence_length", "model")
+        label = f"activations and logits, {gib(growing)} GiB, grow with batch and sequence"
+    else:
+        at = ("model", "training.micro_batch_size")
+        label = f"weights, gradients and optimizer take {gib(static)} GiB at any batch"
+    helps = remedies.fitting(context)
+    yield context.finding(
+        META,
+        f"predicted peak {gib(estimate.device_bytes)} GiB ({gib(estimate.low_bytes)}-{gib(estimate.high_bytes)})"
+        f" exceeds {gib(context.usable)} GiB usable on {target.name}",
+        at=at,
+        label=label,
+        breakdown=breakdown(estimate),
+        helps=helps,
+        saves_bytes=helps[0].saves_bytes if helps else None,
+        fits_after=helps[0].fits_after if helps else None,
+        fix=helps[0].fix if helps else None,
+    )

@@ -1,0 +1,50 @@
+"""Flag a run on several GPUs in which each of them holds everything.
+
+## What it does
+Speaks where the run has more than one GPU, nothing is sharded, and sharding saves enough.
+
+## Why it matters
+Plain data parallelism keeps weights, gradients and optimizer states on every GPU; ZeRO and FSDP keep one share each, for
+some communication.
+
+## Example
+```yaml
+memlint: 1
+model: Qwen/Qwen3-4B
+training:
+  activation_checkpointing: full
+parallelism: {strategy: ddp}
+hardware: {target: 8xA100-80GB}
+```
+
+## How the number is made
+The job is predicted again with ZeRO 2 or FSDP over the declared GPUs, gather and reduce buffers included.
+"""
+
+from __future__ import annotations
+
+from typing import Iterator
+
+from memlint.findings import Finding, Severity
+from memlint.rules.context import Context
+from memlint.rules.meta import RuleMeta
+from memlint.rules import remedies
+from memlint.units import gib
+
+
+META = RuleMeta(code="MEM501", name="replicated-states", severity=Severity.WARNING, since="0.1")
+
+
+def check(context: Context) -> Iterator[Finding]:
+    """Yield one finding where sharding over the run's own GPUs would save enough to matter."""
+    candidates = remedies.sharding(context)
+    if not candidates:
+        return
+    found = context.suggest(
+        META,
+        [(changes, f"sharding with {changes['parallelism.strategy']}") for changes in candidates],
+        message=lambda saved: f"each of {context.gpus} GPUs holds all states; sharding saves {gib(saved)} GiB on each",
+        at=("parallelism.strategy", "parallelism", "hardware.target", "model"),
+    )
+    if found is not None:
+        yield found

@@ -1,0 +1,54 @@
+"""Flag a sequence longer than the model has positions for.
+
+## What it does
+Compares the sequence length with the positions of the model's config. Always reported where positions are learned, as
+the run would stop; with rotary positions, where shortening the sequence saves enough to matter.
+
+## Why it matters
+Tokens beyond the trained positions cost memory and, without rope scaling, teach little; with learned positions they
+index outside the table.
+
+## Example
+```yaml
+memlint: 1
+model: openai-community/gpt2
+training:
+  sequence_length: 2048
+```
+
+## How the number is made
+`max_position_embeddings` (or the class's own name for it) of the model's config; the job is predicted again at that
+length.
+"""
+
+from __future__ import annotations
+
+from typing import Iterator
+
+from memlint.findings import Finding, Severity
+from memlint.rules.context import Context
+from memlint.rules.meta import RuleMeta
+
+META = RuleMeta(code="MEM602", name="sequence-beyond-model", severity=Severity.WARNING, since="0.1")
+
+
+_LEARNED = frozenset({"gpt2", "gpt_neo", "opt", "gpt_bigcode", "bert", "roberta", "distilbert", "electra"})
+"""Model types with a learned position table (nn.Embedding) in transformers 5.24 ``modeling_*.py``."""
+
+
+def check(context: Context) -> Iterator[Finding]:
+    """Yield one finding where the sequence is longer than the model's positions."""
+    architecture = context.job.architecture
+    if architecture is None or architecture.max_position_embeddings is None:
+        return
+    positions, wanted = architecture.max_position_embeddings, context.job.training.sequence_length
+    if wanted <= positions:
+        return
+    text = f"sequence length {wanted} is beyond the model's {positions} positions"
+    at = ("training.sequence_length", "model")
+    changes = {"training.sequence_length": positions}
+    found = context.suggest(META, [(changes, f"a sequence of {positions}")], message=lambda saved: text, at=at)
+    if found is not None:
+        yield found
+    elif architecture.model_type in _LEARNED:
+        yield context.finding(META, text, at=at, label="the position table ends before")

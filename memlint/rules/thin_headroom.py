@@ -1,0 +1,62 @@
+"""Flag a job that may not fit: the predicted interval reaches into the margin that should stay free.
+
+## What it does
+Compares the high end of the predicted interval with the usable memory less `margin` (a setting, 5 % by default).
+
+## Why it matters
+A longer batch, another driver or a fragmented allocator is then enough to stop the run.
+
+## Example
+```yaml
+memlint: 1
+model: Qwen/Qwen3-4B
+training:
+  micro_batch_size: 1
+  sequence_length: 4096
+  activation_checkpointing: full
+hardware: {target: A100-80GB}
+```
+
+## How the number is made
+As for `out-of-memory`; the margin is a share of the usable memory.
+"""
+
+from __future__ import annotations
+
+from typing import Iterator
+
+from memlint.findings import Finding, Severity
+from memlint.rules.context import Context, breakdown
+from memlint.rules.meta import RuleMeta
+from memlint.rules import remedies
+from memlint.units import gib
+
+
+META = RuleMeta(code="MEM102", name="thin-headroom", severity=Severity.WARNING, since="0.1")
+
+
+def check(context: Context) -> Iterator[Finding]:
+    """Yield one finding where the high end of the prediction exceeds the usable memory less the margin."""
+    estimate, target = context.estimate, context.target
+    if context.verdict != "tight" or estimate is None or target is None or context.usable is None:
+        return
+    interval = f"{gib(estimate.low_bytes)}-{gib(estimate.high_bytes)}"
+    peak = f"predicted peak {gib(estimate.device_bytes)} GiB ({interval})"
+    if estimate.high_bytes > context.usable:
+        text = f"{peak} may exceed {gib(context.usable)} GiB usable on {target.name}"
+    else:
+        text = (
+            f"{peak} leaves less than the margin of {context.margin:.0%}"
+            f" free of {gib(context.usable)} GiB usable on {target.name}"
+        )
+    helps = remedies.fitting(context)
+    yield context.finding(
+        META,
+        text,
+        at=("training.micro_batch_size", "training.sequence_length", "model"),
+        breakdown=breakdown(estimate),
+        helps=helps,
+        saves_bytes=helps[0].saves_bytes if helps else None,
+        fits_after=helps[0].fits_after if helps else None,
+        fix=helps[0].fix if helps else None,
+    )

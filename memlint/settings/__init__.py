@@ -1,0 +1,1 @@
+"""Settings of a project: ``memlint.toml`` or ``[tool.memlint]``, nearest upward from the file that is checked."""
