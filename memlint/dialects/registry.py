@@ -90,7 +90,6 @@ DIALECTS: tuple[Dialect, ...] = (
         "transformer_layer_cls_to_wrap",
         "cpu_ram_efficient_loading",
     ),
-    _lazy("hf-config", "hf_config", "HF_CONFIG", "model_type", "architectures"),
 )
 """Order of recognition; the first that recognises a document has it."""
 
