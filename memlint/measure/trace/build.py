@@ -1,0 +1,66 @@
+"""Build a transformers model from its config on the fake CUDA device, without weights."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from memlint.errors import UserError
+
+HEADS = {
+    "causal": "AutoModelForCausalLM",
+    "mlm": "AutoModelForMaskedLM",
+    "seqcls": "AutoModelForSequenceClassification",
+    "tokcls": "AutoModelForTokenClassification",
+    "seq2seq": "AutoModelForSeq2SeqLM",
+}
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def make_config(source: Mapping[str, Any], *, trust_remote_code: bool = False) -> Any:
+    """Return transformers' config object for a mapping as in ``config.json``; absent fields take the class defaults.
+
+    Raises UserError for a model type that this transformers does not know, and for a config with code of its own.
+    """
+    from transformers import AutoConfig
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    values = dict(source)
+    kind = values.pop("model_type", None)
+    if kind not in CONFIG_MAPPING:
+        raise UserError(f"transformers has no model type {kind!r}, so its code cannot be traced")
+    return AutoConfig.for_model(kind, **values)
+
+
+def make_model(config: Any, *, head: str, dtype: torch.dtype, attention: str) -> Any:
+    """Build the model of ``config`` with the given head; run inside FakeTensorMode. Weights are never initialised."""
+    import transformers
+    from transformers.initialization import no_init_weights
+
+    config.use_cache = False
+    owner = getattr(transformers, HEADS[head])
+    with torch.device("cuda"), no_init_weights():
+        model = owner.from_config(config, dtype=dtype, attn_implementation=attention)
+    model.tie_weights()
+    return model
+
+
+def make_inputs(config: Any, *, head: str, batch: int, seq: int, target_seq: int | None = None, padding: bool = False) -> dict[str, Any]:
+    """Token ids and labels of one full batch, as int64 on the fake device."""
+
+    def tokens(*shape: int) -> torch.Tensor:
+        return torch.empty(shape, dtype=torch.long, device="cuda")
+
+    inputs: dict[str, Any] = {"input_ids": tokens(batch, seq)}
+    if head == "seqcls":
+        inputs["labels"] = tokens(batch)
+    elif head == "seq2seq":
+        inputs["labels"] = tokens(batch, target_seq or seq)
+    else:
+        inputs["labels"] = tokens(batch, seq)
+    if padding:
+        inputs["attention_mask"] = tokens(batch, seq)
+    return inputs

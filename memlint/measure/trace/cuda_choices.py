@@ -1,0 +1,134 @@
+"""Make Python code that asks for the device take the path it takes on an A100.
+
+Tracing runs on a machine without a GPU, where PyTorch and transformers would pick other attention kernels, refuse
+autocast, and treat fake tensors as a graph capture. Every patch here restores what CUDA does, and is undone on exit.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterator
+from typing import Any
+from unittest import mock
+
+import torch
+
+from memlint.measure.trace.recorder import Recorder
+
+CAPABILITY = (8, 0)
+"""Compute capability of an A100."""
+
+
+@contextlib.contextmanager
+def cuda_choices(recorder: Recorder, *, padding: bool = False) -> Iterator[None]:
+    """Patch PyTorch and transformers for the time of a trace.
+
+    padding: whether the batch holds padded rows, which is what a data-dependent mask check would find.
+    """
+    import transformers  # noqa: F401
+    from transformers import masking_utils
+    from transformers.utils import import_utils
+
+    def attention(*args: Any, **kwargs: Any) -> torch.Tensor:
+        return _attention(recorder, *args, **kwargs)
+
+    def capability(device: Any = None) -> tuple[int, int]:
+        return CAPABILITY
+
+    with contextlib.ExitStack() as stack:
+        put = lambda owner, name, value: stack.enter_context(mock.patch.object(owner, name, value))  # noqa: E731
+        put(torch.nn.functional, "scaled_dot_product_attention", attention)
+        put(torch.cuda.amp.common, "amp_definitely_not_available", lambda: False)
+        put(torch.cuda, "is_bf16_supported", lambda including_emulation=True: True)
+        put(torch.cuda, "get_device_capability", capability)
+        put(torch.cuda, "current_device", lambda: 0)
+        for module in [m for n, m in list(sys.modules.items()) if n.startswith("torch.optim.") and hasattr(m, "_get_value")]:
+            put(module, "_get_value", _number)
+        put(import_utils, "is_fake_tensor", lambda value: False)
+        put(masking_utils, "fast_all", lambda tensor: not padding)
+        yield
+
+
+def _number(value: Any) -> Any:
+    # The step counter of an optimizer is a fake CPU tensor; its value changes no size.
+    return 1.0 if isinstance(value, torch.Tensor) else value
+
+
+def attention_kernel(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, grouped: bool
+) -> str:
+    """Name the kernel (flash, efficient, math) that PyTorch 2.13 takes on an A100.
+
+    Source: aten/src/ATen/native/transformers/cuda/sdp_utils.cpp (check_tensor_shapes, check_head_dim_size_*,
+    check_batch_size_and_num_heads_dense, minimum_gemm_alignment).
+    """
+    size = query.shape[-1]
+    same_heads = query.shape[1] == key.shape[1] == value.shape[1]
+    contiguous = all(tensor.stride(-1) == 1 for tensor in (query, key, value))
+    half = query.dtype in (torch.float16, torch.bfloat16)
+    fits = same_heads or (
+        grouped and key.shape[1] == value.shape[1] and query.shape[1] % key.shape[1] == 0
+    )
+    if query.dim() != 4 or not contiguous:
+        return "math"
+    if half and mask is None and fits and size == key.shape[-1] == value.shape[-1] <= 256:
+        return "flash"
+    alignment = 8 if half else 4
+    if same_heads and size % alignment == 0 and value.shape[-1] % alignment == 0 and (mask is None or mask.stride(-1) == 1):
+        return "efficient"
+    return "math"
+
+
+def _attention(
+    recorder: Recorder,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_mask: torch.Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> torch.Tensor:
+    """Do what ``at::scaled_dot_product_attention`` does on CUDA (aten/src/ATen/native/transformers/attention.cpp)."""
+    if torch.is_autocast_enabled("cuda"):
+        # autocast_mode.h lists scaled_dot_product_attention among the lower precision operators.
+        half = torch.get_autocast_dtype("cuda")
+        query, key, value = (t.to(half) if t.dtype == torch.float32 else t for t in (query, key, value))
+        if attn_mask is not None and attn_mask.dtype == torch.float32:
+            attn_mask = attn_mask.to(half)
+    kernel = attention_kernel(query, key, value, attn_mask, enable_gqa)
+    recorder.kernels[kernel] = recorder.kernels.get(kernel, 0) + 1
+    size = query.shape[-1]
+    with torch.autocast("cuda", enabled=False):
+        if attn_mask is not None and attn_mask.dtype == torch.bool and kernel != "math":
+            attn_mask = torch.where(attn_mask, 0.0, torch.scalar_tensor(-torch.inf, dtype=query.dtype, device=query.device))
+        if kernel == "flash":
+            if size % 8:
+                scale = size**-0.5 if scale is None else scale
+                pad = 8 - size % 8
+                query, key, value = (torch.nn.functional.pad(t, (0, pad)) for t in (query, key, value))
+            out = torch.ops.aten._scaled_dot_product_flash_attention(query, key, value, dropout_p, is_causal, False, scale=scale)
+            result: torch.Tensor = out[0]
+            return result[..., :size] if size % 8 else result
+        if kernel == "efficient":
+            if attn_mask is not None:
+                attn_mask = _expanded_mask(attn_mask, query, key)
+            keep = query.requires_grad or key.requires_grad or value.requires_grad
+            return torch.ops.aten._scaled_dot_product_efficient_attention(
+                query, key, value, attn_mask, keep, dropout_p, is_causal, scale=scale
+            )[0]
+        return torch.ops.aten._scaled_dot_product_attention_math(
+            query, key, value, attn_mask, dropout_p, is_causal, None, scale=scale, enable_gqa=enable_gqa
+        )[0]
+
+
+def _expanded_mask(mask: torch.Tensor, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+    columns = mask.shape[-1]
+    if columns % 16:
+        # pad_bias: the kernel reads rows of the bias in multiples of 16.
+        mask = torch.nn.functional.pad(mask, (0, 16 - columns % 16))[..., :columns]
+    while mask.dim() < 4:
+        mask = mask.unsqueeze(0)
+    return mask.expand(query.shape[0], query.shape[1], query.shape[2], key.shape[2])

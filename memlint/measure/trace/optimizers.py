@@ -1,0 +1,56 @@
+"""Optimizers as they run on CUDA: PyTorch's own with foreach, and simulations of those that need a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+
+
+class Adam8bit(torch.optim.Optimizer):
+    """bitsandbytes' block-wise 8-bit AdamW as far as memory goes.
+
+    bitsandbytes/optim/optimizer.py: two uint8 states and two fp32 scales per block of 256 elements; tensors under 4096
+    elements keep two fp32 states; two quantile maps of 256 fp32 values for each optimizer. The fused kernel works in place.
+    """
+
+    block = 256
+    minimum = 4096
+
+    def __init__(self, parameters: Iterable[Any]) -> None:
+        super().__init__(parameters, {})
+        self.maps: list[torch.Tensor] = []
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        """Make the states of parameters that have a gradient for the first time."""
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is None or self.state[parameter]:
+                    continue
+                if not self.maps:
+                    self.maps = [torch.empty(256, device=parameter.device) for _ in range(2)]
+                state = self.state[parameter]
+                small = parameter.numel() < self.minimum
+                for name in ("state1", "state2"):
+                    state[name] = torch.zeros_like(parameter, dtype=torch.float32 if small else torch.uint8)
+                if not small:
+                    blocks = -(-parameter.numel() // self.block)
+                    for name in ("absmax1", "absmax2"):
+                        state[name] = torch.zeros(blocks, dtype=torch.float32, device=parameter.device)
+
+
+def _adamw(**options: Any) -> Callable[[Any], Any]:
+    return lambda parameters: torch.optim.AdamW(parameters, lr=1e-4, **options)
+
+
+OPTIMIZERS: dict[str, Callable[[Any], Any]] = {
+    "adamw": _adamw(foreach=True),
+    "adamw-foreach": _adamw(foreach=True),
+    "adamw-fused": _adamw(fused=True),
+    "adam8bit": Adam8bit,
+    "adamw-8bit": Adam8bit,
+    "sgd": lambda parameters: torch.optim.SGD(parameters, lr=1e-4, foreach=True),
+    "sgd-momentum": lambda parameters: torch.optim.SGD(parameters, lr=1e-4, momentum=0.9, foreach=True),
+}

@@ -1,0 +1,224 @@
+"""Follow every CUDA storage from its first appearance to its end.
+
+A :class:`Recorder` is a dispatch mode above FakeTensorMode: it sees each operator after autograd, notes the storages
+among its outputs and is told by a weak reference when the last owner lets go, exactly when eager PyTorch would return
+the block to the allocator. Sizes are rounded up to 512 bytes as the caching allocator rounds them
+(c10/cuda/CUDACachingAllocator, kMinBlockSize).
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from memlint.measure.trace.workspace import workspace_bytes
+
+BLOCK = 512
+"""c10/cuda/CUDACachingAllocator: kMinBlockSize."""
+
+
+def rounded(size: int) -> int:
+    """Return ``size`` bytes rounded up to the allocator's block of 512."""
+    return -(-size // BLOCK) * BLOCK
+
+
+@dataclass(slots=True, eq=False)
+class Storage:
+    """One CUDA storage: what made it, where, and when it lived. ``bytes`` are rounded to 512."""
+
+    number: int
+    bytes: int
+    step: int
+    phase: str
+    op: str
+    shape: tuple[int, ...]
+    dtype: str
+    module: str
+    born: int
+    recomputed: bool
+    cast: bool = False
+    component: str = ""
+    died: int = -1
+
+
+@dataclass(slots=True)
+class Peak:
+    """Highest level of one phase: bytes, the operator, and the number of the event after which it was reached."""
+
+    bytes: int = 0
+    workspace: int = 0
+    op: str = ""
+    module: str = ""
+    event: int = -1
+
+
+@dataclass(slots=True)
+class Event:
+    """One allocation (``sign`` +1) or free (-1) as it happened; ``live`` is the level after it."""
+
+    sign: int
+    storage: Storage
+    phase: str
+    op: str
+    live: int
+
+
+@dataclass(slots=True)
+class Mark:
+    """The level when a phase ended."""
+
+    step: int
+    phase: str
+    peak: Peak
+    end_bytes: int = 0
+    end_event: int = 0
+
+
+@dataclass(slots=True)
+class Recorder:
+    """The account of one trace: live bytes, events, and a peak for each phase of each step."""
+
+    live: int = 0
+    step: int = 0
+    phase: str = "build"
+    op: str = ""
+    events: list[Event] = field(default_factory=list)
+    marks: list[Mark] = field(default_factory=list)
+    storages: dict[int, Storage] = field(default_factory=dict)
+    """Live storages by the address of the StorageImpl."""
+    count: int = 0
+    modules: list[str] = field(default_factory=list)
+    """Path of the module whose forward runs, innermost last."""
+    paths: dict[int, str] = field(default_factory=dict)
+    """Autograd sequence number -> module path, so that a backward operator can be named after its forward."""
+    parameters: set[int] = field(default_factory=set)
+    """Addresses of parameter storages; a 16-bit copy of one is a cast weight."""
+    kernels: dict[str, int] = field(default_factory=dict)
+    """Attention kernel -> number of calls."""
+    references: dict[int, Any] = field(default_factory=dict)
+
+    def enter(self, phase: str, step: int | None = None) -> None:
+        """Begin a phase: its peak starts at the present level."""
+        if self.marks:
+            self.marks[-1].end_bytes = self.live
+            self.marks[-1].end_event = len(self.events)
+        self.phase = phase
+        if step is not None:
+            self.step = step
+        self.marks.append(Mark(self.step, phase, Peak(self.live, 0, "", "", len(self.events))))
+
+    def mark(self, step: int, phase: str) -> Mark:
+        """Return the mark of a phase. Raises KeyError when it did not take place."""
+        for mark in self.marks:
+            if mark.step == step and mark.phase == phase:
+                return mark
+        raise KeyError(phase)
+
+    def module(self, backward: bool) -> str:
+        """Path of the module that the running operator belongs to."""
+        if self.modules:
+            return self.modules[-1]
+        if backward:
+            node = torch._C._current_autograd_node()
+            if node is not None:
+                return self.paths.get(node._sequence_nr(), "")
+        return ""
+
+    def observe(self, name: str, outputs: Any, args: Any, kwargs: Any) -> None:
+        """Take note of an operator that has just run; its inputs are still alive."""
+        self.op = name
+        module: str | None = None
+        for tensor in tensors_of(outputs):
+            if tensor.device.type != "cuda":
+                continue
+            storage = tensor.untyped_storage()
+            if storage._cdata in self.storages:
+                continue
+            if module is None:
+                module = self.module(self.phase == "backward")
+            self.born(name, storage, tensor, module)
+            if name == "aten::_to_copy" and tensor.element_size() == 2:
+                source = args[0].untyped_storage()._cdata
+                self.storages[storage._cdata].cast = source in self.parameters
+        extra = workspace_bytes(name, args, kwargs, outputs)
+        if self.marks and self.live + extra > self.marks[-1].peak.bytes:
+            if module is None:
+                module = self.module(self.phase == "backward")
+            self.marks[-1].peak = Peak(self.live + extra, extra, name, module, len(self.events))
+
+    def born(self, name: str, storage: Any, tensor: torch.Tensor, module: str) -> Storage:
+        """Open the account of a storage that is new."""
+        size = rounded(storage.nbytes())
+        key = storage._cdata
+        self.count += 1
+        record = Storage(
+            number=self.count,
+            bytes=size,
+            step=self.step,
+            phase=self.phase,
+            op=name,
+            shape=tuple(tensor.shape),
+            dtype=str(tensor.dtype).removeprefix("torch."),
+            module=module,
+            born=len(self.events),
+            recomputed=self.phase == "backward" and torch.is_grad_enabled(),
+        )
+        self.storages[key] = record
+        self.live += size
+        self.events.append(Event(1, record, self.phase, name, self.live))
+        self.references[key] = weakref.ref(storage, lambda _, key=key: self.freed(key))
+        return record
+
+    def freed(self, key: int) -> None:
+        """Close the account of a storage whose last owner let go."""
+        record = self.storages.pop(key)
+        self.references.pop(key, None)
+        record.died = len(self.events)
+        self.live -= record.bytes
+        self.events.append(Event(-1, record, self.phase, self.op, self.live))
+
+    def alive(self, event: int) -> list[Storage]:
+        """Storages alive after the first ``event`` events, oldest first."""
+        born: dict[int, Storage] = {}
+        for item in self.events[:event]:
+            if item.sign > 0:
+                born[item.storage.number] = item.storage
+            else:
+                del born[item.storage.number]
+        return list(born.values())
+
+
+def tensors_of(value: Any) -> Iterator[torch.Tensor]:
+    """Yield the tensors in an operator's result."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from tensors_of(item)
+
+
+class RecordingMode(TorchDispatchMode):
+    """Run each operator and hand its outputs to a :class:`Recorder`."""
+
+    def __init__(self, recorder: Recorder, *, padding: bool = False) -> None:
+        super().__init__()
+        self.recorder = recorder
+        self.padding = padding
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run ``func`` and record what it made."""
+        kwargs = kwargs or {}
+        if func is torch.ops.aten._local_scalar_dense.default and args[0].dtype == torch.bool:
+            # Checks such as "is nothing masked?", "are rows not packed?": their answer is declared, not computed.
+            return not self.padding
+        recorder = self.recorder
+        if recorder.modules and torch.is_grad_enabled():
+            recorder.paths[torch.autograd._get_sequence_nr() - 1] = recorder.modules[-1]
+        outputs = func(*args, **kwargs)
+        recorder.observe(func._schema.name, outputs, args, kwargs)
+        return outputs
