@@ -54,10 +54,9 @@ class Env:
             liger=frozenset(training.liger),
         )
 
-    def release_forward(self) -> None:
-        """Forget shared tensors when a model's forward returns; checkpoints hold theirs for the recomputation."""
-        if self.checkpointing.mode == "none":
-            self.state.clear()
+    def release(self) -> None:
+        """Forget shared tensors when a model's forward returns; checkpointed layers hold theirs until they are done."""
+        self.state = {}
 
     def checkpointed(self, index: int) -> bool:
         """Whether layer ``index`` runs under activation checkpointing (every n-th layer)."""
@@ -69,8 +68,13 @@ class Env:
         if not self.checkpointed(index):
             return block(f, *inputs)
 
+        state = self.state
+
         def run(*again: Tensor) -> Tensor:
-            return block(f, *again)
+            outer, self.state = self.state, state
+            out = block(f, *again)
+            self.state = outer
+            return out
 
         return f.checkpoint(run, inputs, reentrant=self.checkpointing.reentrant)
 
@@ -91,7 +95,7 @@ class Env:
             del partial
         if self.attention == "eager":
             return f.new((rows, 1, length, length), dtype)
-        return boolean.view(rows, 1, length, length) if rows == boolean.shape[0] else boolean
+        return boolean.view(rows, 1, length, length)
 
     def attend(
         self, f: Tape, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, p: float = 0.0, *, causal: bool = True

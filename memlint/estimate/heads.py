@@ -37,7 +37,9 @@ class CausalHead:
         f.component = LOGITS
         logits: Tensor = self.head(f, hidden)
         if self.softcap:
-            logits = scale(f, saving_output(f, scale(f, logits)))
+            logits = scale(f, logits)
+            logits = saving_output(f, logits)
+            logits = scale(f, logits)
         elif self.scaled:
             logits = scale(f, logits)
         f.component = TEMPORARIES

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Mapping
 
 from memlint.estimate.build import Build
-from memlint.estimate.engine.pool import GRADIENTS, INPUTS, OPTIMIZER, PARAMETERS, TEMPORARIES, rounded
+from memlint.estimate.engine.pool import DECOMPOSED, GRADIENTS, INPUTS, OPTIMIZER, PARAMETERS, TEMPORARIES, rounded
 from memlint.estimate.engine.tape import Leaf, Tape, Tensor
 from memlint.estimate.env import Batch, Env
 from memlint.estimate.families import registry
@@ -36,6 +36,7 @@ class Step:
 def _phase(tape: Tape, name: str, timeline: list[PhasePeak]) -> None:
     pool = tape.pool
     components = dict(zip(COMPONENTS, pool.peak_components))
+    components["temporaries"] += pool.peak_components[DECOMPOSED]
     timeline.append(PhasePeak(phase=name, peak_bytes=pool.peak, end_bytes=pool.live, components=components))
     pool.begin()
 

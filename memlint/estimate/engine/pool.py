@@ -6,8 +6,11 @@ a variable that keeps a tensor alive is a leak in the model just as it is in PyT
 
 from __future__ import annotations
 
-PARAMETERS, GRADIENTS, OPTIMIZER, ACTIVATIONS, LOGITS, TEMPORARIES, COMMUNICATION, INPUTS = range(8)
-"""Indexes into component vectors, in the order of ``memlint.estimate.result.COMPONENTS``."""
+PARAMETERS, GRADIENTS, OPTIMIZER, ACTIVATIONS, LOGITS, TEMPORARIES, COMMUNICATION, INPUTS, DECOMPOSED = range(9)
+"""Indexes into component vectors, in the order of ``memlint.estimate.result.COMPONENTS``.
+
+DECOMPOSED are temporaries that exist in a trace on fake tensors but not inside CUDA's one kernel; reported as temporaries.
+"""
 
 ROUNDING = 512
 """Every block is a multiple of 512 bytes: kMinBlockSize of c10/cuda/CUDACachingAllocator.cpp (torch 2.13)."""
@@ -77,8 +80,8 @@ class Pool:
     def __init__(self) -> None:
         self.live = 0
         self.peak = 0
-        self.components = [0] * 8
-        self.peak_components = [0] * 8
+        self.components = [0] * 9
+        self.peak_components = [0] * 9
         self.repeat: Repeat | None = None
         """The repeat under way; storages made now belong to it."""
 

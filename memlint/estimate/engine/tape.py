@@ -8,6 +8,7 @@ saved tensors are released after the call and before the results are accumulated
 from __future__ import annotations
 
 from math import prod
+from sys import getrefcount
 from typing import Any, Callable, Iterable, Sequence
 
 from memlint.estimate.engine.pool import ACTIVATIONS, GRADIENTS, TEMPORARIES, Pool, Repeat, Storage
@@ -15,6 +16,12 @@ from memlint.units import DTYPE_BYTES
 
 Shape = tuple[int, ...]
 Backward = Callable[["Tape", "Node", "Tensor"], Sequence["Tensor | None"]]
+
+
+def cast_backward(f: Tape, node: Node, grad: Tensor) -> tuple[Tensor]:
+    """ToCopyBackward0: the gradient in the dtype it had before the cast (``node.meta``)."""
+    dtype: str = node.meta
+    return (grad if grad.dtype == dtype else f.like(grad, dtype),)
 
 
 class Tensor:
@@ -45,13 +52,15 @@ class Tensor:
 class Leaf:
     """AccumulateGrad of one parameter."""
 
-    __slots__ = ("grad", "grad_dtype", "shape", "sink")
+    __slots__ = ("dense", "grad", "grad_dtype", "shape", "sink")
 
     def __init__(self, shape: Shape, grad_dtype: str) -> None:
         self.shape = shape
         self.grad_dtype = grad_dtype
         self.grad: Tensor | bool | None = None
         """The accumulated gradient; True where it exists statically (accumulation) and new ones are added in place."""
+        self.dense = False
+        """The gradient held is no view, so a second one is added in place."""
         self.sink: Callable[[Tape, Leaf, Tensor], None] | None = None
         """What happens to a finished gradient instead of being kept (reduce-scatter, optimizer in backward)."""
 
@@ -106,6 +115,8 @@ class Tape:
         self.dry = False
         """Recomputation has stopped: what follows takes no memory."""
         self.saves = 0
+        self.one_kernel_silu = False
+        """silu_backward runs as CUDA's one kernel; False: decomposed, as in the reference traces (see ops/basic.py)."""
         self.hollow = False
         """Inside a checkpointed forward: saves are counted, not kept."""
         self.pending: set[Node] = set()
@@ -197,12 +208,13 @@ class Tape:
     def _execute(self, node: Node) -> None:
         self.pending.discard(node)
         self.component = node.component
-        if node.backward is None:
+        backward = node.backward
+        if backward is None:
             results = self._replay(node)
         else:
             grad = node.grad
             node.grad = None
-            results = list(node.backward(self, node, grad))  # type: ignore[arg-type]
+            results = list(backward(self, node, grad))  # type: ignore[arg-type]
             # call_function moves the inputs into the call: they die when it returns, unless they are passed on.
             grad = None
         shapes = node.shapes
@@ -222,16 +234,15 @@ class Tape:
             if result is None or edge is None:
                 continue
             if isinstance(edge, Leaf):
-                self._accumulate(edge, result)
+                self._accumulate(edge, result, backward is cast_backward)
             elif edge.grad is None:
                 edge.grad = result
                 self.pending.add(edge)
             else:
-                # InputBuffer::accumulate adds out of place unless it holds the last reference; the old and the new
-                # gradient and their sum are then alive together.
-                total = self.like(edge.grad)
-                edge.grad = total
-                total = None  # type: ignore[assignment]
+                # InputBuffer::accumulate adds in place when it holds the last reference to the gradient and its storage;
+                # else the old and the new gradient and their sum are alive together.
+                if getrefcount(edge.grad) > 2 or getrefcount(edge.grad.storage) > 2:
+                    edge.grad = self.like(edge.grad)
             result = None
 
     def checkpoint(self, run: Callable[..., Tensor], inputs: tuple[Tensor, ...], *, reentrant: bool) -> Tensor:
@@ -277,8 +288,10 @@ class Tape:
             self.pending.add(root)
         node.grad = None
         del root
+        node.meta = None
         self._unwind(floor)
-        del held
+        # The recomputation's closure (its masks and tables) lives until the block's last node has run.
+        del held, run
         results = [gate.grad for gate in gates]
         self.pending.difference_update(gates)
         return results
@@ -291,7 +304,7 @@ class Tape:
             grad = self.new(grad.shape, dtype)
         return grad
 
-    def _accumulate(self, leaf: Leaf, grad: Tensor) -> None:
+    def _accumulate(self, leaf: Leaf, grad: Tensor, cast: bool = False) -> None:
         if leaf.grad_dtype != grad.dtype:
             grad = self.new(grad.shape, leaf.grad_dtype)
         if leaf.sink is not None:
@@ -300,12 +313,15 @@ class Tape:
         if leaf.grad is True:
             return
         if isinstance(leaf.grad, Tensor):
-            # A second use of the parameter (tied weights): the engine's buffer adds both gradients out of place.
-            leaf.grad = self.new(grad.shape, leaf.grad_dtype, GRADIENTS)
+            # A second use of the parameter (tied weights). The product's gradient is a transposed view, which is never added
+            # to in place; a cast one (autocast) is.
+            if not leaf.dense:
+                leaf.grad = self.new(grad.shape, leaf.grad_dtype, GRADIENTS)
             return
         if grad.storage is not None and grad.storage.component != GRADIENTS:
             grad.storage.relabel(GRADIENTS)
         leaf.grad = grad
+        leaf.dense = cast
 
     def repeat_begin(self, count: int, inputs: Iterable[Tensor]) -> Repeat | None:
         """Begin a block that stands for ``count`` equal ones; None when there is only one."""

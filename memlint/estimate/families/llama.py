@@ -12,7 +12,7 @@ from typing import Any
 from memlint.estimate.build import Build
 from memlint.estimate.engine.tape import Tape, Tensor
 from memlint.estimate.env import Batch, Env
-from memlint.estimate.ops.basic import activation, add, cat, mul, scale, slice_of
+from memlint.estimate.ops.basic import activation, add, cast, cat, mul, scale, slice_of
 from memlint.estimate.ops.norm import fused_rms_norm, layer_norm, rms_norm
 from memlint.estimate.stack import Stack
 from memlint.models.architecture import Architecture
@@ -35,13 +35,13 @@ class Shape:
     fused_qkv: bool = False
     fused_gate: bool = False
     gated: bool = True
-    activation: str = "silu"
-    """silu or fused gelu: one kernel."""
     embed_scale: bool = False
     branch_scale: bool = False
     """granite: residual + branch * multiplier."""
     softcap: bool = False
     """gemma2: tanh soft-capping of attention weights under eager."""
+    rope_fp32: bool = False
+    """olmo2: rotary tables stay fp32, so q and k are rotated in fp32 and cast back."""
     local_rope: bool = False
     """gemma3: a second pair of rotary tables for local layers."""
     logit_scale: bool = False
@@ -60,7 +60,7 @@ SHAPES: dict[str, Shape] = {
     ),
     "phi3": Shape(qkv_bias=False, o_bias=False, mlp_bias=False, fused_qkv=True, fused_gate=True),
     "olmo": Shape(norm="plain", mlp_bias=False),
-    "olmo2": Shape(norm="olmo2", norms="post", qk_norm="full", mlp_bias=False),
+    "olmo2": Shape(norm="olmo2", norms="post", qk_norm="full", mlp_bias=False, rope_fp32=True),
     "granite": Shape(branch_scale=True, embed_scale=True, logit_scale=True),
     "smollm3": Shape(),
     "starcoder2": Shape(norm="layer", qkv_bias="use_bias", o_bias="use_bias", mlp_bias="use_bias", gated=False),
@@ -99,15 +99,16 @@ class Norm:
         return rms_norm(f, x, self.weight, style="olmo2" if self.style == "bare" else self.style)
 
 
-def rotate(f: Tape, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+def rotate(f: Tape, x: Tensor, cos: Tensor, sin: Tensor, *, cast_back: bool = False) -> Tensor:
     """apply_rotary_pos_emb of one tensor: x * cos + rotate_half(x) * sin; a partial rotary width passes the rest on."""
-    width = cos.shape[-1]
+    width, dtype = cos.shape[-1], x.dtype
     if width < x.shape[-1]:
         turned = slice_of(f, x, (*x.shape[:-1], width))
         rest = slice_of(f, x, (*x.shape[:-1], x.shape[-1] - width))
         del x
         return cat(f, _rotate(f, turned, cos, sin), rest)
-    return _rotate(f, x, cos, sin)
+    x = _rotate(f, x, cos, sin)
+    return cast(f, x, dtype) if cast_back else x
 
 
 def _rotate(f: Tape, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -149,6 +150,7 @@ class Attention:
             self.k = b.linear(f"{name}.k_proj", h, kv, qkv_bias)
             self.v = b.linear(f"{name}.v_proj", h, kv, qkv_bias)
         self.o = b.linear(f"{name}.o_proj", q, h, flag(a, s.o_bias))
+        self.rope_fp32 = s.rope_fp32
         self.qk_norm = s.qk_norm
         if s.qk_norm is not None:
             head = s.qk_norm == "head"
@@ -181,7 +183,7 @@ class Attention:
         q, k, v = self.project(f, env, x)
         rope = env.state.get(f"rope:{kind}") or env.state["rope"]
         if kind != "nope":
-            q, k = rotate(f, q, *rope), rotate(f, k, *rope)
+            q, k = rotate(f, q, *rope, cast_back=self.rope_fp32), rotate(f, k, *rope, cast_back=self.rope_fp32)
         out = env.attend(f, q, k, v, env.state["masks"][kind], self.dropout)
         del q, k, v
         return self.o(f, out)
@@ -195,6 +197,7 @@ class Mlp:
         bias = flag(a, s.mlp_bias)
         self.shape = s
         self.width = i
+        self.act = str(a.get("hidden_act") or a.get("hidden_activation") or "silu")
         if not s.gated:
             self.up = b.linear(f"{name}.c_fc", h, i, bias)
             self.down = b.linear(f"{name}.c_proj", i, h, bias)
@@ -214,10 +217,10 @@ class Mlp:
             both = self.up(f, x)
             half = (*x.shape[:-1], self.width)
             gate, up = slice_of(f, both, half), slice_of(f, both, half)
-            return self.down(f, mul(f, up, activation(f, gate)))
+            return self.down(f, mul(f, up, activation(f, gate, self.act)))
         if "swiglu" in env.liger:
             return self.down(f, fused_swiglu(f, self.gate(f, x), self.up(f, x)))
-        return self.down(f, mul(f, activation(f, self.gate(f, x)), self.up(f, x)))
+        return self.down(f, mul(f, activation(f, self.gate(f, x), self.act), self.up(f, x)))
 
 
 def _swiglu_backward(f: Tape, node: Any, grad: Tensor) -> tuple[Tensor, ...]:
@@ -340,12 +343,14 @@ class Model:
             kind: env.mask(f, rows, length, x.dtype, a.get("sliding_window") if kind == "sliding" else None)
             for kind in dict.fromkeys(self.kinds)
         }
-        state["rope"] = rotary_tables(f, length, self.rotary, x.dtype)
+        dtype = "fp32" if self.shape.rope_fp32 else x.dtype
+        state["rope"] = rotary_tables(f, length, self.rotary, dtype)
         if self.shape.local_rope:
-            state["rope:sliding"] = rotary_tables(f, length, self.rotary, x.dtype)
+            state["rope:sliding"] = rotary_tables(f, length, self.rotary, dtype)
+        del state
         x = self.layers(f, env, x)
         x = self.norm(f, env, x)
-        env.release_forward()
+        env.release()
         return x
 
 

@@ -42,7 +42,7 @@ def eager_attention(
     """
     b, heads, s, d = q.shape
     folds = b == 1
-    repeated = k.shape[1] != heads
+    repeated = k.shape[1] not in (1, heads)
     dtype = q.dtype
     keys = repeat_kv(f, k, heads)
     values = repeat_kv(f, v, heads)
@@ -75,6 +75,9 @@ def fused_attention(f: Tape, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | Non
     """Flash or memory-efficient kernel: saves q, k, v, the output and one fp32 log-sum-exp per query and head."""
     b, heads, s, d = q.shape
     recorded = f.needs(q, k, v)
+    if mask is not None and mask.dtype == "bool":
+        # convert_boolean_attn_mask (attention.cpp, torch 2.13): where(mask, 0, -inf) in q's dtype, made in every layer.
+        mask = f.new(mask.shape, q.dtype)
     saved = f.save(q, k, v, mask) if recorded else ()
     out = f.new((b, s, heads, v.shape[-1]), q.dtype)
     lse = f.new((b, heads, s), "fp32")
@@ -99,14 +102,22 @@ def backward_scratch(q: Tensor, k: Tensor) -> int:
     return total
 
 
+def _interleave(f: Tape, x: Tensor, heads: int) -> Tensor:
+    """repeat_interleave of heads inside the math kernel: always a copy."""
+    b, kv, s, d = x.shape
+    return expand_copy(f, x.view(b, kv, s, d), (b, heads, s, d)) if kv > 1 else copy(f, x, (b, heads, s, d))
+
+
 def math_attention(f: Tape, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *, causal: bool) -> Tensor:
     """The math back end: q and k scaled by the root of the scale, S x S weights kept (attention.cpp, sdp math)."""
     b, heads, s, d = q.shape
     if k.shape[1] != heads:
-        k = expand_copy(f, k, (b, heads, k.shape[2], k.shape[3]))
-        v = expand_copy(f, v, (b, heads, v.shape[2], v.shape[3]))
+        k = _interleave(f, k, heads)
+        v = _interleave(f, v, heads)
     if causal and mask is None:
+        allowed = f.new((s, k.shape[2]), "bool")
         mask = f.new((s, k.shape[2]), q.dtype)
+        del allowed
     q = scale(f, q)
     k = scale(f, k)
     weights = matmul(f, q, k, k.shape[2], copy_a=b > 1, copy_b=b > 1)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from math import prod
 
-from memlint.estimate.engine.tape import Node, Shape, Tape, Tensor
+from memlint.estimate.engine.pool import DECOMPOSED
+from memlint.estimate.engine.tape import Node, Shape, Tape, Tensor, cast_backward
 
 _RANK = {"bool": 0, "uint8": 1, "int8": 1, "int64": 2, "fp8": 3, "fp16": 4, "bf16": 4, "fp32": 5, "fp64": 6}
 
@@ -78,18 +79,13 @@ def shift(f: Tape, a: Tensor) -> Tensor:
     return f.record(out, _shift_backward, (a,)) if recorded else out
 
 
-def _cast_backward(f: Tape, node: Node, grad: Tensor) -> tuple[Tensor]:
-    dtype: str = node.meta
-    return (grad if grad.dtype == dtype else f.like(grad, dtype),)
-
-
 def cast(f: Tape, a: Tensor, dtype: str) -> Tensor:
     """``a.to(dtype)``: the tensor itself when it already has that dtype, else a copy (ToCopyBackward0)."""
     if a.dtype == dtype:
         return a
     recorded = f.needs(a)
     out = f.like(a, dtype)
-    return f.record(out, _cast_backward, (a,), (), a.dtype) if recorded else out
+    return f.record(out, cast_backward, (a,), (), a.dtype) if recorded else out
 
 
 def copy(f: Tape, a: Tensor, shape: Shape | None = None) -> Tensor:
@@ -149,12 +145,24 @@ def _saved_input_backward(f: Tape, node: Node, grad: Tensor) -> tuple[Tensor]:
     return (f.like(grad),)
 
 
-def activation(f: Tape, a: Tensor) -> Tensor:
-    """A fused activation kernel that saves its input (silu, gelu, and relu or tanh, which save a same-sized result)."""
+def _silu_backward(f: Tape, node: Node, grad: Tensor) -> tuple[Tensor]:
+    if f.one_kernel_silu:
+        return (f.like(grad),)
+    # A trace on fake tensors has no silu_backward kernel and runs torch/_decomp/decompositions.py (2.13) instead:
+    # grad * sigmoid * (1 + self * (1 - sigmoid)), five temporaries. The reference figures are made so; the estimate follows
+    # them and takes CUDA's single kernel (aten/src/ATen/native/cuda/ActivationSiluKernel.cu) for its lower bound.
+    temporaries = [f.new(grad.shape, grad.dtype, DECOMPOSED) for _ in range(5)]
+    out = f.like(grad)
+    del temporaries
+    return (out,)
+
+
+def activation(f: Tape, a: Tensor, kind: str = "gelu") -> Tensor:
+    """A fused activation kernel that saves its input (silu, gelu)."""
     if not f.needs(a):
         return f.like(a)
     saved = f.save(a)
-    return f.record(f.like(a), _saved_input_backward, (a,), saved)
+    return f.record(f.like(a), _silu_backward if kind == "silu" else _saved_input_backward, (a,), saved)
 
 
 def saving_output(f: Tape, a: Tensor) -> Tensor:
@@ -212,9 +220,12 @@ def _repeat_backward(f: Tape, node: Node, grad: Tensor) -> tuple[Tensor]:
 
 
 def expand_copy(f: Tape, a: Tensor, shape: Shape) -> Tensor:
-    """``expand`` and ``reshape`` into a real copy (repeat_kv); the backward sums into the small shape."""
+    """``expand`` and ``reshape`` of key-value heads (repeat_kv): a real copy, summed into the small shape in backward.
+
+    A single head expands into a view: its dimension of size one merges with the repeated one.
+    """
     if prod(shape) == prod(a.shape):
         return a
     recorded = f.needs(a)
-    out = f.new(shape, a.dtype)
+    out = Tensor(shape, a.dtype, a.storage) if a.shape[1] == 1 else f.new(shape, a.dtype)
     return f.record(out, _repeat_backward, (a,), (), a.shape) if recorded else out
