@@ -35,7 +35,7 @@ USAGE = "usage: memlint [--version] [-h] COMMAND ..."
 
 
 def run(argv: list[str]) -> int:
-    """Run ``argv`` and return the exit code. A user's mistake is one sentence on stderr; only our bugs are tracebacks."""
+    """Run ``argv``, return the exit code. A user's mistake is one sentence on stderr; tracebacks are for our bugs."""
     try:
         code = _dispatch(argv)
         sys.stdout.flush()

@@ -55,7 +55,8 @@ def configure(parser: ArgumentParser) -> None:
 def run(args: Namespace) -> int:
     """Check, print, write reports; return the exit code."""
     outputs = [_output(text) for text in args.output]
-    options = options_from(args, details=any(name in DETAILED for name in (args.output_format, *(o[0] for o in outputs))))
+    formats = {args.output_format, *(output_format for output_format, _ in outputs)}
+    options = options_from(args, details=not DETAILED.isdisjoint(formats))
     if args.show_settings:
         from memlint.commands.show import show_settings
 

@@ -32,7 +32,7 @@ SHORT_FORMS = (
 def configure(parser: ArgumentParser) -> None:
     """Add the options of `memlint estimate`."""
     configure_source(parser)
-    parser.add_argument("--output-format", choices=("text", "json"), default="text", help="text, or the contract's JSON")
+    parser.add_argument("--output-format", choices=("text", "json"), default="text", help="text, or JSON")
     parser.add_argument("--color", choices=("auto", "always", "never"), default="auto", help="colour in text output")
 
 

@@ -36,5 +36,6 @@ def run(args: Namespace) -> int:
     if args.file is not None:
         from memlint.commands.arithmetic import explain_file
 
-        sys.stdout.write("\n" + explain_file(code, args.file, target=args.target, offline=args.offline, color=args.color))
+        text = explain_file(code, args.file, target=args.target, offline=args.offline, color=args.color)
+        sys.stdout.write("\n" + text)
     return Exit.OK

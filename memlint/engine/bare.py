@@ -13,14 +13,6 @@ HF_CONFIG = "hf-config"
 """Name shown as the dialect of a bare config.json."""
 
 
-def is_model_config(document: Document) -> bool:
-    """Whether the document is a Hugging Face ``config.json``: ``model_type`` beside the fields of a model's class."""
-    data = document.mapping
-    if not isinstance(data.get("model_type"), str):
-        return False
-    return "architectures" in data or "transformers_version" in data or "vocab_size" in data or "hidden_size" in data
-
-
 def model_job(document: Document, training: Mapping[str, Any]) -> Document:
     """Return a native document for the config in ``document``, trained as ``training`` (native form) says."""
     return _native({"model": document.data, "training": dict(training)}, document, inside=("model",), at=())

@@ -33,6 +33,7 @@ class Baseline:
     """Accepted findings with the peak (bytes on the device, or None) at which each was accepted."""
 
     def __init__(self, folder: str, entries: dict[_Key, int | None]) -> None:
+        """Paths of ``entries`` are relative to ``folder``."""
         self._folder = folder
         self._entries = entries
 
@@ -55,7 +56,7 @@ def load_baseline(path: str) -> Baseline:
         with open(path, "rb") as handle:
             content = handle.read(_SIZE_LIMIT + 1)
     except OSError as error:
-        raise UserError(f"cannot read the baseline {shown}: {error.strerror}; write one with --write-baseline") from None
+        raise UserError(f"cannot read baseline {shown}: {error.strerror}; write one with --write-baseline") from None
     try:
         if len(content) > _SIZE_LIMIT:
             raise ValueError

@@ -28,6 +28,7 @@ class FileCheck:
     """Everything that is decided once for a file: settings, active rules, declared target."""
 
     def __init__(self, path: str, options: CheckOptions, target: Target | None) -> None:
+        """``target`` is the one of the command line."""
         self.path = path
         self.options = options
         folder = os.path.dirname(os.path.abspath(path))
@@ -67,19 +68,20 @@ def check_file(
         if not isinstance(read, bytes):
             return [_unreadable(found, options, target, read)]
         content = read
-    check = FileCheck(found.path, options, target)
-    text = content.decode("utf-8", "replace") if content[:2] not in (b"\xff\xfe", b"\xfe\xff") else None
-    if check.settings.source is not None and os.path.abspath(found.path) == check.settings.source:
-        return _check_settings_jobs(check, content)
     if found.path.endswith(".toml"):
+        check = FileCheck(found.path, options, target)
+        if check.settings.source is not None and os.path.abspath(found.path) == check.settings.source:
+            return _check_settings_jobs(check, content)
         return [check.report(skipped=NOT_A_CONFIG)]
     from memlint.dialects.registry import may_be_config
 
-    model_config = text is not None and '"model_type"' in text
-    if text is not None and not may_be_config(text) and not model_config:
-        return [check.report(skipped=NOT_A_CONFIG)]
+    # Most files of a repository end here: before its settings are looked up, and before it is parsed.
+    wide = content[:2] in (b"\xff\xfe", b"\xfe\xff")
+    if not wide and not may_be_config(content.decode("utf-8", "replace")):
+        return [FileReport(path=found.path, skipped=NOT_A_CONFIG)]
     from memlint.document.load import load_documents
 
+    check = FileCheck(found.path, options, target)
     documents = load_documents(content, found.path)
     pragmas, problems = _pragmas(documents[0].text, documents[0].format)
     if problems:
@@ -112,23 +114,35 @@ def check_document(
     check: FileCheck, document: Document, pragmas: tuple[Pragma, ...], label: str | None
 ) -> list[FileReport]:
     """Return the reports of one document, findings not yet silenced."""
-    from memlint.dialects.registry import by_name, may_be_config, recognise
+    from memlint.dialects.registry import by_name, recognise
 
     forced = next((pragma.values[0] for pragma in pragmas if pragma.kind == "dialect"), None)
     dialect: Dialect | None = by_name(forced) if forced else None
     if any(problem.fatal for problem in document.problems):
         # Unreadable: ours to report only where what could be read, or the text, is that of a training config.
         known = dialect or (recognise(document) if isinstance(document.data, dict) else None)
-        if known is None and not (document.data is None and may_be_config(document.text)):
+        if known is None and not (document.data is None and _has_config_key(document.text)):
             return [check.report(label=label, skipped=NOT_A_CONFIG)]
         report = check.report(label=label, dialect=known.name if known else None, no_prediction="unreadable")
         return [_with_findings(report, check, document, ())]
     dialect = dialect or recognise(document)
     if dialect is None:
-        if bare.is_model_config(document):
-            return _check_model_config(check, document, label)
         return [check.report(label=label, skipped=NOT_A_CONFIG)]
+    if dialect.name == bare.HF_CONFIG and check.training is None:
+        return [_validate_model_config(check, document, label)]
     return check_jobs(check, document, dialect, pragmas, label)
+
+
+def _has_config_key(text: str) -> bool:
+    """Whether a text that does not parse has a training config's key in the place of a key."""
+    import re
+
+    from memlint.dialects.registry import DIALECTS
+
+    markers = "|".join(
+        re.escape(mark) for dialect in DIALECTS if dialect.name != bare.HF_CONFIG for mark in dialect.markers
+    )
+    return re.search(rf"^[ \t]*\"?(?:{markers})\"?[ \t]*:", text, re.M) is not None
 
 
 def check_jobs(
@@ -137,10 +151,9 @@ def check_jobs(
     dialect: Dialect,
     pragmas: tuple[Pragma, ...],
     label: str | None,
-    shown_dialect: str | None = None,
 ) -> list[FileReport]:
     """Return a report for each job that ``dialect`` reads from ``document``."""
-    name = shown_dialect or dialect.name
+    name = dialect.name
     job_check = JobCheck(check, document, dialect, pragmas)
     reading = job_check.reading
     problems = (*reading.problems, *job_check.problems)
@@ -180,8 +193,16 @@ def _with_findings(
     syntax: bool = True,
 ) -> FileReport:
     if document.problems or problems:
-        source = document if syntax else Document(
-            path=document.path, text=document.text, format=document.format, data=document.data, _locate=document.spans
+        source = (
+            document
+            if syntax
+            else Document(
+                path=document.path,
+                text=document.text,
+                format=document.format,
+                data=document.data,
+                _locate=document.spans,
+            )
         )
         _add(report, file_findings(source, problems, check.active), document, opened or {})
     return report
@@ -200,28 +221,22 @@ def _add(report: FileReport, findings: list[Any], document: Document, opened: Ma
             report.sources[file] = source.text
 
 
-def _check_model_config(check: FileCheck, document: Document, label: str | None) -> list[FileReport]:
-    """A bare config.json: validated always, predicted where the settings say how it is trained."""
+def _validate_model_config(check: FileCheck, document: Document, label: str | None) -> FileReport:
+    """A bare config.json that no setting says how to train: its shape is validated, nothing is predicted."""
     from memlint.dialects.base import Problem
-    from memlint.dialects.registry import by_name
+    from memlint.models.config import read_config
 
-    if check.training is None:
-        from memlint.models.config import read_config
-
-        read = read_config(document.mapping, id=document.path, source="path")
-        report = check.report(label=label, dialect=bare.HF_CONFIG)
-        if isinstance(read, list):
-            problems = tuple(Problem(code=p.code, key=p.key, message=p.message) for p in read if p.code == "MEM003")
-            _with_findings(report, check, document, problems)
-        if not report.findings:
-            report.skipped = "a model's config; `training` in the settings would predict it"
-        else:
-            report.no_prediction = "see the findings"
-        return [report]
-    native = by_name("native")
-    assert native is not None
-    source = bare.model_job(document, check.training)
-    return check_jobs(check, source, native, (), label, shown_dialect=bare.HF_CONFIG)
+    read = read_config(document.mapping, id=document.path, source="path")
+    report = check.report(label=label, dialect=bare.HF_CONFIG)
+    problems: tuple[Problem, ...] = ()
+    if isinstance(read, list):
+        problems = tuple(Problem(code=p.code, key=p.key, message=p.message) for p in read if p.code == "MEM003")
+    _with_findings(report, check, document, problems)
+    if report.findings:
+        report.no_prediction = "see the findings"
+    else:
+        report.skipped = "a model's config; `training` in the settings would predict it"
+    return report
 
 
 def _check_settings_jobs(check: FileCheck, content: bytes) -> list[FileReport]:

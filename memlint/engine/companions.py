@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import Mapping
+from typing import Any, Mapping
 
 from memlint.document.model import Document
 from memlint.engine.discover import show_path
@@ -38,12 +38,16 @@ class Companions:
         boundary: str,
         gpus: int | None,
         versions: Mapping[str, str] | None = None,
+        training: Mapping[str, Any] | None = None,
         overlays: Mapping[str, Document] | None = None,
     ) -> None:
+        """``overlays`` stand in for files, by shown path: a companion with an edit tried on it."""
         self.search_root = search_root
         self.boundary = os.path.realpath(boundary)
         self.gpus = gpus
         self.versions: Mapping[str, str] = versions or {}
+        self.training = training
+        """Training section of the settings, for a bare HF config.json."""
         self.opened: dict[str, Document] = {}
         """Shown path -> document, for positions and excerpts."""
         self._overlays = overlays or {}
@@ -66,6 +70,16 @@ class Companions:
                     self.opened[shown] = document
                 return document
         return None
+
+    def show(self, path: str) -> str | None:
+        """Open a file that was read as part of the job, so that findings point into it; None where it is outside."""
+        full = os.path.abspath(path)
+        shown = show_path(full)
+        if shown not in self.opened and self._inside(full):
+            document = self._open(full, shown)
+            if document is not None:
+                self.opened[shown] = document
+        return shown if shown in self.opened else None
 
     def _inside(self, full: str) -> bool:
         real = os.path.realpath(full)

@@ -59,9 +59,7 @@ def estimate_object(
             "phase": estimate.phase,
             "components": {name: estimate.components.get(name, 0) for name in COMPONENTS},
         },
-        "static": {
-            name: estimate.static.get(name, 0) for name in ("parameters", "gradients", "optimizer_states")
-        },
+        "static": {name: estimate.static.get(name, 0) for name in ("parameters", "gradients", "optimizer_states")},
         "forward_end_activation_bytes": estimate.forward_end_activation_bytes,
         "timeline": [
             {

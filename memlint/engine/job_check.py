@@ -27,9 +27,8 @@ if TYPE_CHECKING:
 class JobCheck:
     """The jobs of one document, read once."""
 
-    def __init__(
-        self, check: FileCheck, document: Document, dialect: Dialect, pragmas: tuple[Pragma, ...]
-    ) -> None:
+    def __init__(self, check: FileCheck, document: Document, dialect: Dialect, pragmas: tuple[Pragma, ...]) -> None:
+        """Read ``document`` with ``dialect``."""
         self._check = check
         self._document = document
         self._dialect = dialect
@@ -37,8 +36,8 @@ class JobCheck:
         """Found here rather than by the dialect: a target that does not exist."""
         self._of_job: dict[int, tuple[Problem, ...]] = {}
         self._pragma_target = self._target_of(pragmas)
-        outer = check.command_line_target or self._pragma_target or targets.from_settings(
-            check.settings, check.overrides
+        outer = (
+            check.command_line_target or self._pragma_target or targets.from_settings(check.settings, check.overrides)
         )
         gpus = next((int(pragma.values[0]) for pragma in pragmas if pragma.kind == "gpus"), None)
         self._outer_target = outer
@@ -116,7 +115,11 @@ class JobCheck:
 
     def _new_companions(self, overlays: Mapping[str, Document]) -> Companions:
         return Companions(
-            search_root=self._search_root, boundary=self._boundary, gpus=self._gpus, overlays=overlays
+            search_root=self._search_root,
+            boundary=self._boundary,
+            gpus=self._gpus,
+            training=self._check.training,
+            overlays=overlays,
         )
 
     def _trials(self, job: TrainingJob, index: int, target: Target | None) -> Any:
@@ -152,8 +155,8 @@ class JobCheck:
         resolved, unresolved, problems = resolve(
             job,
             document=self._document,
+            companions=self._companions,
             settings=self._check.settings,
-            search_root=self._search_root,
             offline=self._check.options.offline or self._check.settings.offline,
         )
         self._of_job[index] = problems

@@ -3,37 +3,69 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, Mapping
 
-from memlint.errors import UserError
+from memlint.dialects.base import Problem
 
 if TYPE_CHECKING:
-    from memlint.dialects.base import Problem
     from memlint.document.model import Document
+    from memlint.engine.companions import Companions
     from memlint.job import TrainingJob
+    from memlint.models.resolve import Resolved
     from memlint.settings.model import Settings
 
 
 def resolve(
-    job: TrainingJob, *, document: Document, settings: Settings, search_root: str, offline: bool
+    job: TrainingJob,
+    *,
+    document: Document,
+    companions: Companions,
+    settings: Settings,
+    offline: bool,
 ) -> tuple[TrainingJob, str | None, tuple[Problem, ...]]:
-    """Return the job with its architecture, why there is none, and what is wrong in an inline config (MEM003)."""
+    """Return the job with its architecture, why there is none, and what is wrong in the model's config (MEM003)."""
     if job.architecture is not None:
         return job, None, ()
     if not job.model:
         return job, "the file names no model, so nothing can be predicted", ()
-    from memlint.models.resolve import resolve_job
+    from memlint.models.resolve import resolve_model
 
-    try:
-        resolved = resolve_job(
-            job,
-            base_dir=os.path.dirname(os.path.abspath(document.path)),
-            settings_models=settings.models,
-            search_root=search_root,
-            offline=offline,
+    resolved = resolve_model(
+        job.model,
+        base_dir=os.path.dirname(os.path.abspath(document.path)),
+        settings_models=settings.models,
+        search_root=companions.search_root,
+        offline=offline,
+    )
+    if resolved.architecture is not None:
+        architecture = resolved.architecture
+        if isinstance(job.model, Mapping) and architecture.id is None:
+            architecture = replace(architecture, id=document.path)
+        return replace(job, architecture=architecture), None, ()
+    reason = resolved.reason or "the model's shape is not known"
+    return job, reason, _problems(resolved, job, companions)
+
+
+def _problems(resolved: Resolved, job: TrainingJob, companions: Companions) -> tuple[Problem, ...]:
+    if not resolved.problems:
+        return ()
+    if isinstance(job.model, Mapping):
+        origin = job.origin("model")
+        at, file = (origin.key, origin.file) if origin is not None else ((), None)
+        return tuple(
+            Problem(code=found.code, key=(*at, *found.key), message=found.message, file=file)
+            for found in resolved.problems
         )
-    except UserError as error:
-        return job, str(error), ()
-    if resolved.architecture is None:
-        return resolved, "the model's shape is not known, so nothing can be predicted", ()
-    return resolved, None, ()
+    if resolved.file is not None:
+        shown = companions.show(resolved.file)
+        if shown is not None:
+            return tuple(
+                Problem(code=found.code, key=found.key, message=found.message, file=shown)
+                for found in resolved.problems
+            )
+    origin = job.origin("model")
+    key = origin.key if origin is not None else ()
+    return tuple(
+        Problem(code=found.code, key=key, message=f"the model's config: {found.message}") for found in resolved.problems
+    )

@@ -36,26 +36,23 @@ def judge(estimate: Estimate, job: TrainingJob, target: Target | None, margin: f
 def predict(job: TrainingJob, target: Target | None, method: str = "simulated") -> tuple[Estimate | None, str | None]:
     """Return the prediction of a resolved job, and why it is only approximate where it is.
 
-    Falls back on the textbook formulas where the model's code is not known, and says so. The estimate is None where
-    even these have too little to go by.
+    Falls back on the textbook formulas where the model's code is not known, and says so. The estimate is None where the
+    job has no architecture.
     """
     architecture = job.architecture
     if architecture is None:
         return None, None
     if method == "first-order":
-        from memlint.estimate.first_order import first_order
+        from memlint.estimate.first_order import estimate_first_order
 
-        return first_order(job, target), None
+        return estimate_first_order(job, target), None
     from memlint.estimate.errors import Unsupported
     from memlint.estimate.simulate import simulate
 
     try:
         return simulate(job, target), architecture.approximate
     except Unsupported as reason:
-        from memlint.estimate.first_order import first_order
+        from memlint.estimate.first_order import estimate_first_order
 
         why = f"{reason}; the prediction comes from textbook formulas, with a wide interval"
-        try:
-            return first_order(job, target), why
-        except Unsupported:
-            return None, str(reason)
+        return estimate_first_order(job, target), why

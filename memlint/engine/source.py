@@ -118,9 +118,9 @@ def _jobs(
         return _Jobs(JobCheck(check, document, native, ()), native, "model")
     forced = next((pragma.values[0] for pragma in pragmas if pragma.kind == "dialect"), None)
     dialect = (by_name(forced) if forced else None) or recognise(document)
-    if dialect is not None:
+    if dialect is not None and dialect.name != bare.HF_CONFIG:
         return _Jobs(JobCheck(check, document, dialect, pragmas), dialect, dialect.name)
-    if bare.is_model_config(document) or isinstance(document.mapping.get("model_type"), str):
+    if isinstance(document.mapping.get("model_type"), str):
         job = bare.model_job(document, training or check.training or {})
         return _Jobs(JobCheck(check, job, native, ()), native, bare.HF_CONFIG)
     raise UserError(

@@ -16,6 +16,7 @@ class Ignores:
     """The ignore comments of one file; counts what each has silenced."""
 
     def __init__(self, pragmas: Iterable[Pragma]) -> None:
+        """Keep the ignores among ``pragmas``."""
         self._pragmas = [pragma for pragma in pragmas if pragma.kind in ("ignore", "ignore-file")]
         self._used: set[tuple[int, str]] = set()
 

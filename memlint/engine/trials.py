@@ -32,6 +32,7 @@ class Trials:
         companions: Callable[[Mapping[str, Document]], Companions],
         estimate: Callable[[TrainingJob], Estimate | None],
     ) -> None:
+        """``companions`` makes a reader of companion files in which some are replaced."""
         self._document = document
         self._dialect = dialect
         self._job = job

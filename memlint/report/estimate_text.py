@@ -35,9 +35,14 @@ def estimate_text(data: Mapping[str, Any], style: Style, first_order: Mapping[st
 def _lines(data: Mapping[str, Any], style: Style, first_order: Mapping[str, Any] | None) -> Iterator[str]:
     peak, model = data["peak"], data["model"]
     name = printable(str(model["id"] or data["file"]))
-    yield style("bold", name) + f": {model['family']}, {_count(model['parameters'])} parameters, " + (
-        "all trained" if model["trainable_parameters"] == model["parameters"]
-        else f"{_count(model['trainable_parameters'])} trained"
+    yield (
+        style("bold", name)
+        + f": {model['family']}, {_count(model['parameters'])} parameters, "
+        + (
+            "all trained"
+            if model["trainable_parameters"] == model["parameters"]
+            else f"{_count(model['trainable_parameters'])} trained"
+        )
     )
     yield "  " + printable(job_text(data["job"]))
     yield ""
@@ -113,7 +118,8 @@ def _row(words: str, size: int, *, rule: bool = False) -> str:
 
 
 def _phase(phase: str) -> str:
-    return {"loss": "the loss", "clip": "gradient clipping", "optimizer": "the optimizer step"}.get(phase, f"the {phase}")
+    words = {"loss": "the loss", "clip": "gradient clipping", "optimizer": "the optimizer step"}
+    return words.get(phase, f"the {phase}")
 
 
 def _count(number: int) -> str:

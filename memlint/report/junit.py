@@ -20,7 +20,8 @@ def junit_report(result: CheckResult) -> str:
     body = "".join(cases)
     return (
         '<?xml version="1.0" encoding="utf-8"?>\n'
-        f'<testsuites name="memlint" {head}>\n  <testsuite name="memlint" {head}>\n{body}  </testsuite>\n</testsuites>\n'
+        f'<testsuites name="memlint" {head}>\n  <testsuite name="memlint" {head}>\n'
+        f"{body}  </testsuite>\n</testsuites>\n"
     )
 
 
@@ -60,8 +61,8 @@ def _text(text: str) -> str:
 
 def _legal(text: str) -> str:
     """Replace characters that XML 1.0 cannot hold even as references (section 2.2)."""
-    return "".join(
-        char if char in "\t\n\r" or (char >= " " and not "\ud800" <= char <= "\udfff" and char < "\ufffe") or char > "\uffff"
-        else "\ufffd"
-        for char in text
-    )
+    return "".join(char if _is_xml(char) else "\ufffd" for char in text)
+
+
+def _is_xml(char: str) -> bool:
+    return char in "\t\n\r" or " " <= char < "\ud800" or "\udfff" < char < "\ufffe" or char > "\uffff"

@@ -62,8 +62,8 @@ def _result(finding: Finding, report: FileReport, index: dict[str, int]) -> dict
     text = finding.message
     if finding.breakdown:
         text += f"\nbreakdown: {finding.breakdown}"
-    for line in finding.helps:
-        text += f"\nhelp: {line.text}"
+    for help_line in finding.helps:
+        text += f"\nhelp: {help_line.text}"
     line, column = finding.line or 1, finding.column or 1
     region: dict[str, Any] = {"startLine": line, "startColumn": column}
     if finding.end_line is not None and finding.end_column is not None:

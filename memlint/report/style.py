@@ -12,6 +12,7 @@ class Style:
     """Paints words where colour is on; returns them unchanged where it is off."""
 
     def __init__(self, color: bool) -> None:
+        """``color`` False: plain text."""
         self.color = color
 
     def __call__(self, kind: str, text: str) -> str:

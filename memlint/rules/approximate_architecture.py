@@ -9,7 +9,13 @@ The figure is then good to tens of percent rather than to a few, and its interva
 ## Example
 ```yaml
 memlint: 1
-model: {model_type: brandnew, hidden_size: 1024, num_hidden_layers: 8, num_attention_heads: 8, intermediate_size: 4096, vocab_size: 32000}
+model:
+  model_type: brandnew
+  hidden_size: 1024
+  num_hidden_layers: 8
+  num_attention_heads: 8
+  intermediate_size: 4096
+  vocab_size: 32000
 training:
   micro_batch_size: 1
 ```

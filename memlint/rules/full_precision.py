@@ -28,11 +28,10 @@ from __future__ import annotations
 from typing import Iterator
 
 from memlint.findings import Finding, Severity
+from memlint.rules import remedies
 from memlint.rules.context import Context
 from memlint.rules.meta import RuleMeta
-from memlint.rules import remedies
 from memlint.units import gib
-
 
 META = RuleMeta(code="MEM201", name="full-precision", severity=Severity.WARNING, since="0.1")
 

@@ -28,11 +28,10 @@ from __future__ import annotations
 from typing import Iterator
 
 from memlint.findings import Finding, Severity
+from memlint.rules import remedies
 from memlint.rules.context import Context, breakdown
 from memlint.rules.meta import RuleMeta
-from memlint.rules import remedies
 from memlint.units import gib
-
 
 META = RuleMeta(code="MEM101", name="out-of-memory", severity=Severity.ERROR, since="0.1")
 
@@ -47,6 +46,7 @@ def check(context: Context) -> Iterator[Finding]:
         return
     growing = sum(size for part, size in estimate.components.items() if part not in _STATIC)
     static = sum(estimate.components.get(part, 0) for part in _STATIC)
+    at: tuple[str, ...]
     if growing >= static:
         at = ("training.micro_batch_size", "training.sequence_length", "model")
         label = f"activations and logits, {gib(growing)} GiB, grow with batch and sequence"

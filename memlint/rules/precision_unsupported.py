@@ -36,9 +36,9 @@ def check(context: Context) -> Iterator[Finding]:
     target, precision = context.target, context.job.training.precision
     if target is None:
         return
-    capability = f" (compute capability {'.'.join(map(str, target.compute_capability))})" if (
-        target.compute_capability
-    ) else ""
+    capability = (
+        f" (compute capability {'.'.join(map(str, target.compute_capability))})" if (target.compute_capability) else ""
+    )
     if precision.fp8 and target.fp8 is False and context.stated("training.precision.fp8"):
         yield context.finding(
             META,

@@ -15,10 +15,7 @@ def findings_of(meta: RuleMeta, context: FileContext) -> Iterator[Finding]:
         if problem.code != meta.code:
             continue
         elsewhere = problem.file is not None and problem.file != context.document.path
-        place = {}
-        if problem.on_key and not elsewhere:
-            line, column, end_line, end_column = context.document.key_span(problem.key)
-            place = {"line": line, "column": column, "end_line": end_line, "end_column": end_column}
+        span = context.document.key_span(problem.key) if problem.on_key and not elsewhere else None
         yield Finding(
             code=meta.code,
             name=meta.name,
@@ -27,5 +24,8 @@ def findings_of(meta: RuleMeta, context: FileContext) -> Iterator[Finding]:
             key=problem.key,
             file=problem.file if elsewhere else None,
             label=problem.label,
-            **place,
+            line=span.line if span else None,
+            column=span.column if span else None,
+            end_line=span.end_line if span else None,
+            end_column=span.end_column if span else None,
         )

@@ -4,8 +4,8 @@
 Speaks where the run has more than one GPU, nothing is sharded, and sharding saves enough.
 
 ## Why it matters
-Plain data parallelism keeps weights, gradients and optimizer states on every GPU; ZeRO and FSDP keep one share each, for
-some communication.
+Plain data parallelism keeps weights, gradients and optimizer states on every GPU; ZeRO and FSDP keep one share each,
+for some communication.
 
 ## Example
 ```yaml
@@ -26,11 +26,10 @@ from __future__ import annotations
 from typing import Iterator
 
 from memlint.findings import Finding, Severity
+from memlint.rules import remedies
 from memlint.rules.context import Context
 from memlint.rules.meta import RuleMeta
-from memlint.rules import remedies
 from memlint.units import gib
-
 
 META = RuleMeta(code="MEM501", name="replicated-states", severity=Severity.WARNING, since="0.1")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from typing import Any
 
 from memlint.errors import UserError
@@ -60,9 +61,9 @@ def _settings_in(folder: str) -> Settings | None:
 
 
 def _table(path: str, content: bytes, prefix: tuple[str, ...]) -> dict[str, Any] | None:
-    try:
+    if sys.version_info >= (3, 11):
         import tomllib
-    except ImportError:  # Python 3.10
+    else:
         import tomli as tomllib
     try:
         # A BOM is not TOML, but Windows editors write one.
