@@ -56,11 +56,16 @@ class Dimensions:
     """Rows of the position embedding; 0 where positions are not learned."""
     tied_head: bool = False
     """The head shares the embedding's matrix; counted once."""
+    experts: int = 1
+    """Feed-forward networks of one layer (mixture of experts)."""
+    feed_forward_matrices: int = 2
+    """3 for a gated network."""
 
     def parameters(self) -> dict[str, int]:
         """Return parameter counts by part: embedding, positions, layers, head, final_norm."""
         d, ff = self.hidden_size, self.intermediate_size or 4 * self.hidden_size
-        layer = 4 * d * d + 4 * d + 2 * d * ff + ff + d + 4 * d
+        feed_forward = self.feed_forward_matrices * d * ff + ff + d
+        layer = 4 * d * d + 4 * d + self.experts * feed_forward + 4 * d
         return {
             "embedding": self.vocab_size * d,
             "positions": self.max_length * d,
@@ -130,20 +135,34 @@ def first_order(
 
 
 def dimensions_of(architecture: Architecture) -> Dimensions:
-    """Return the formulas' sizes of a HF architecture."""
+    """Return the formulas' sizes of a HF architecture: what its config says under the usual names."""
+    get = architecture.get
     hidden = architecture.hidden_size
-    rotary = any(architecture.get(name) is not None for name in ("rope_theta", "rope_parameters", "rope_scaling"))
-    heads = architecture.get("num_attention_heads", architecture.get("num_heads", 0))
-    inner = architecture.get("intermediate_size", architecture.get("n_inner"))
+    rotary = any(get(name) is not None for name in ("rope_theta", "rope_parameters", "rope_scaling", "rotary"))
+    experts = _first(architecture, "num_local_experts", "num_experts", "n_routed_experts") or 1
+    inner = _first(architecture, "intermediate_size", "n_inner", "ffn_dim", "d_ff", "ffn_hidden_size")
+    if experts > 1:
+        inner = _first(architecture, "moe_intermediate_size") or inner
     return Dimensions(
         hidden_size=hidden,
         num_layers=architecture.num_hidden_layers,
-        num_heads=heads if isinstance(heads, int) else max(1, hidden // 128),
+        num_heads=_first(architecture, "num_attention_heads", "n_head", "num_heads") or max(1, hidden // 128),
         vocab_size=architecture.vocab_size,
-        intermediate_size=inner if isinstance(inner, int) else None,
+        intermediate_size=inner,
         max_length=0 if rotary else architecture.max_position_embeddings or 0,
         tied_head=architecture.tie_word_embeddings,
+        experts=experts,
+        feed_forward_matrices=3 if get("hidden_act", get("hidden_activation")) in ("silu", "swish") else 2,
     )
+
+
+def _first(architecture: Architecture, *names: str) -> int | None:
+    """Return the first of these config fields that is a positive whole number."""
+    for name in names:
+        value = architecture.get(name)
+        if isinstance(value, int) and not isinstance(value, bool) and value > 0:
+            return value
+    return None
 
 
 def parameter_count(architecture: Architecture) -> tuple[int, bool]:

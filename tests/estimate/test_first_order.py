@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -14,9 +16,12 @@ from memlint.estimate.first_order import (
     first_order,
 )
 from memlint.hardware.parse import parse_target
-from memlint.job import TrainingJob, replace_fields
+from memlint.job import Checkpointing, Precision, Training, TrainingJob, replace_fields
 from memlint.models.architecture import Architecture
+from memlint.models.config import read_config
 from memlint.units import GIB, MIB
+
+ORACLE = Path(__file__).resolve().parents[3] / "shared" / "oracle" / "points.jsonl"
 
 SMALL = Dimensions(vocab_size=50257, hidden_size=512, num_layers=6, num_heads=8, intermediate_size=2048, max_length=512)
 """The handbook's worked example."""
@@ -201,3 +206,49 @@ def test_learned_positions_and_a_tied_head_are_seen() -> None:
 def test_without_an_architecture_there_is_nothing_to_estimate() -> None:
     with pytest.raises(ValueError, match="no architecture"):
         estimate_first_order(TrainingJob(model="x"))
+
+
+def test_experts_and_gated_networks_are_counted_where_the_config_names_them() -> None:
+    mixtral = replace(
+        UNKNOWN,
+        hidden_size=4096,
+        num_hidden_layers=32,
+        vocab_size=32000,
+        config={
+            "num_attention_heads": 32,
+            "intermediate_size": 14336,
+            "num_local_experts": 8,
+            "hidden_act": "silu",
+            "rope_theta": 1e6,
+        },
+    )
+    count = sum(dimensions_of(mixtral).parameters().values())
+    assert count == pytest.approx(46_702_792_704, rel=0.02)  # Mixtral-8x7B, which has grouped queries and no biases
+
+
+@pytest.mark.skipif(not ORACLE.exists(), reason="the shared reference points are not beside this checkout")
+def test_the_interval_holds_the_traced_peak_of_real_models() -> None:
+    precisions = {"fp32": ("fp32", None), "bf16": ("bf16", None), "bf16-autocast": ("fp32", "bf16")}
+    inside = []
+    for line in ORACLE.read_text(encoding="utf-8").splitlines():
+        point = json.loads(line)
+        architecture = read_config({"model_type": point["model_type"], **point["config"]}, id=point["model"])
+        assert isinstance(architecture, Architecture), point["model"]
+        weights, autocast = precisions[point["precision"]]
+        estimate = estimate_first_order(
+            TrainingJob(
+                model=point["model"],
+                architecture=architecture,
+                training=Training(
+                    micro_batch_size=point["batch"],
+                    sequence_length=point["seq"],
+                    precision=Precision(weights=weights, autocast=autocast),
+                    optimizer="adamw-8bit" if point["optim"] == "adam8bit" else point["optim"],
+                    attention=point["attn"],
+                    checkpointing=Checkpointing(mode="none" if point["ckpt"] == "none" else "full"),
+                ),
+            )
+        )
+        inside.append(estimate.low_bytes <= point["peak_bytes"] <= estimate.high_bytes)
+    assert len(inside) >= 70
+    assert sum(inside) / len(inside) >= 0.95
