@@ -34,9 +34,9 @@ def explain(config: Mapping[Any, Any]) -> list[ConfigProblem]:
 
     from jsonschema import Draft202012Validator
 
-    from memlint.models.schema import schema_text
+    from memlint.resources import schema_text
 
-    validator = Draft202012Validator(json.loads(schema_text()))
+    validator = Draft202012Validator(json.loads(schema_text("hf-config")))
     problems = []
     for error in sorted(validator.iter_errors(config), key=lambda e: [str(part) for part in e.absolute_path]):
         path = tuple(error.absolute_path)
