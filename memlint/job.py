@@ -36,7 +36,7 @@ class Precision:
     """Data types of one run. ``None`` means "follows": see each field."""
 
     weights: str = "fp32"
-    """dtype in which the model is loaded (fp32, bf16, fp16); ``auto``: that of the checkpoint, see :func:`settle_dtype`."""
+    """dtype in which the model is loaded (fp32, bf16, fp16); ``auto``: the checkpoint's, see :func:`settle_dtype`."""
     trainable_weights: str | None = None
     """dtype of trainable base parameters; None: as ``weights`` (LLaMA-Factory casts them to fp32)."""
     autocast: str | None = "bf16"

@@ -1,0 +1,258 @@
+"""The native job file's keys: kind, bounds and choices. The gate and ``schemas/job.schema.json`` come from here."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from memlint.dialects.values import words
+
+
+class Field(NamedTuple):
+    """One key: ``kind`` is integer, number, boolean, string, choice or strings; ``nullable`` accepts null."""
+
+    kind: str
+    doc: str
+    choices: tuple[str, ...] = ()
+    minimum: float | None = None
+    maximum: float | None = None
+    nullable: bool = False
+
+
+OBJECTIVES = (
+    "causal-lm",
+    "masked-lm",
+    "seq2seq-lm",
+    "sequence-classification",
+    "token-classification",
+    "dpo",
+    "orpo",
+    "kto",
+    "reward",
+    "grpo",
+)
+METHODS = tuple(
+    sorted(
+        words(
+            """full lora qlora freeze adalora boft bone fourierft hra ia3 ln-tuning loha lokr miss oft p-tuning prefix
+            prompt poly randlora road shira trainable-tokens vblora vera xlora"""
+        )
+    )
+)
+OPTIMIZERS = tuple(
+    sorted(
+        words(
+            """adagrad adagrad-8bit adafactor adalomo adam adam-8bit adamax adamw adamw-4bit adamw-8bit
+            adamw-anyprecision adamw-bnb adamw-for-loop adamw-foreach adamw-fp8 adamw-fused ademamix ademamix-8bit adopt
+            apollo came dion flash-adamw galore-adafactor galore-adamw galore-adamw-8bit grokadamw lion lion-8bit lomo
+            muon nadam paged-adamw paged-adamw-8bit paged-ademamix paged-ademamix-8bit paged-lion paged-lion-8bit
+            q-galore-adamw-8bit radam rmsprop rmsprop-8bit schedule-free-adamw schedule-free-radam schedule-free-sgd sgd
+            sgd-8bit sgd-foreach sgd-momentum signum stable-adamw"""
+        )
+    )
+)
+PRECISIONS = ("fp32", "bf16-mixed", "fp16-mixed", "bf16", "fp16")
+CHECKPOINTING = ("none", "full", "selective", "offload")
+STRATEGIES = ("none", "ddp", "zero1", "zero2", "zero3", "fsdp", "fsdp1", "fsdp2", "hsdp", "device-map")
+_HALF = ("fp32", "bf16", "fp16")
+_COUNT = 1_000_000
+_TOKENS = 100_000_000
+_ELEMENTS = 10**15
+
+
+def _count(doc: str, maximum: int = _COUNT, *, minimum: int = 1, nullable: bool = False) -> Field:
+    return Field("integer", doc, minimum=minimum, maximum=maximum, nullable=nullable)
+
+
+def _flag(doc: str) -> Field:
+    return Field("boolean", doc)
+
+
+LORA: dict[str, Field] = {
+    "rank": _count("rank of the two factors", 65536),
+    "alpha": Field("number", "scaling; no memory", nullable=True),
+    "targets": Field("strings", "`all-linear`, `default` (PEFT's table), a regular expression, or module name endings"),
+    "dropout": Field("number", "above 0, each target keeps a dropped copy of its input", minimum=0, maximum=1),
+    "dora": _flag("weight-decomposed LoRA"),
+    "modules_to_save": Field("strings", "modules trained in full beside the adapter"),
+    "dtype": Field("choice", "dtype of adapter weights", _HALF),
+    "kernels": _flag("fused LoRA autograd functions"),
+    "target_parameters": Field("strings", "three-dimensional expert parameters that get adapters"),
+}
+QUANTIZATION: dict[str, Field] = {
+    "bits": Field("integer", "bits of a stored weight", minimum=1, maximum=8),
+    "type": Field("choice", "format", ("nf4", "fp4", "int8", "gptq", "awq", "aqlm", "hqq", "fp8")),
+    "double_quant": _flag("absmax values quantised again"),
+    "block_size": _count("weights that share an absmax", 1 << 20),
+    "skip": Field("strings", "linear modules left as they are"),
+    "storage": Field("string", "bnb_4bit_quant_storage"),
+    "kbit_preparation": _flag("peft.prepare_model_for_kbit_training: other half-precision parameters become fp32"),
+}
+PRECISION: dict[str, Field] = {
+    "weights": Field("choice", "dtype in which the model is loaded; auto: the checkpoint's", (*_HALF, "auto")),
+    "trainable_weights": Field("choice", "dtype of trainable base parameters; null: as weights", _HALF, nullable=True),
+    "autocast": Field(
+        "choice",
+        "torch.autocast dtype; null: the forward runs in the dtype of the weights; fp8: a float8 recipe",
+        ("bf16", "fp16", "fp8"),
+        nullable=True,
+    ),
+    "gradients": Field("choice", "dtype of gradients; null: as the parameter", _HALF, nullable=True),
+    "optimizer": Field("choice", "dtype of optimizer states; null: as the parameter", _HALF, nullable=True),
+    "master_weights": _flag("a separate fp32 copy of half-precision trainable parameters"),
+    "fp32_modules": Field("strings", "name fragments of modules kept in fp32"),
+    "fp8": _flag("linear layers compute in float8"),
+    "grad_scaler": _flag("GradScaler of fp16 autocast"),
+}
+ACTIVATION_CHECKPOINTING: dict[str, Field] = {
+    "mode": Field("choice", "none, full, selective or offload", CHECKPOINTING),
+    "every": _count("checkpoint every n-th layer", 10_000),
+    "reentrant": _flag("torch.utils.checkpoint use_reentrant"),
+    "offload": _flag("checkpoint inputs go to pinned host memory"),
+    "save": Field("strings", "selective: operations whose output is kept"),
+}
+TRAINING: dict[str, Field] = {
+    "objective": Field("choice", "what is trained", OBJECTIVES),
+    "method": Field("choice", "which parameters are trained", METHODS),
+    "micro_batch_size": _count("sequences on one GPU in one forward; pairs for dpo, orpo and reward"),
+    "sequence_length": _count("tokens of a sequence after padding or packing", _TOKENS),
+    "target_sequence_length": _count(
+        "tokens of the decoder's sequence; null: as sequence_length", _TOKENS, nullable=True
+    ),
+    "packing": _flag("rows are full: samples are packed to sequence_length"),
+    "varlen": _flag("packed rows run as one flat row with cumulative lengths"),
+    "padding": _flag("batches carry a padding mask, which can cost sdpa its flash kernel"),
+    "gradient_accumulation_steps": _count("micro batches before a step; above 1, gradients live through the forward"),
+    "optimizer": Field("choice", "optimizer", OPTIMIZERS),
+    "optimizer_in_backward": _flag("each gradient is applied and freed inside backward"),
+    "max_grad_norm": Field("number", "clipping; null: none", minimum=0, nullable=True),
+    "attention": Field("choice", "attention kernel", ("eager", "sdpa", "flash", "flex")),
+    "loss": Field(
+        "choice", "standard: all logits; chunked: a chunk at a time; fused: never", ("standard", "chunked", "fused")
+    ),
+    "liger": Field("strings", "Liger kernels beside the loss: rms_norm swiglu rope layer_norm"),
+    "compile": _flag("torch.compile"),
+    "freeze": Field("strings", "name fragments of frozen modules"),
+    "trainable_layers": Field(
+        "integer",
+        "method freeze: how many last layers train; null: all",
+        minimum=-10_000,
+        maximum=10_000,
+        nullable=True,
+    ),
+    "trainable_patterns": Field("strings", "method freeze: name fragments that stay trainable"),
+    "reference_model": Field("choice", "second model of dpo, kto, grpo", ("none", "copy", "adapter", "precomputed")),
+    "vocab_size": _count("embedding rows after resizing; null: as the config says", 10_000_000, nullable=True),
+    "num_generations": _count("grpo: completions of one prompt"),
+    "completion_length": _count("grpo: tokens generated for a completion", _TOKENS, nullable=True),
+    "vllm_memory_share": Field("number", "share of the GPU that a colocated vLLM engine takes", minimum=0, maximum=1),
+    "images": _count("images in a sequence", 100_000, minimum=0),
+    "image_pixels": _count("pixels of one image after resizing; null: the processor's default", 10**9, nullable=True),
+    "eval_micro_batch_size": _count("rows of an evaluation forward; null: no evaluation", nullable=True),
+    "lr_scheduler_free": _flag("schedule-free optimizer"),
+}
+PARALLELISM: dict[str, Field] = {
+    "strategy": Field("choice", "how the run is divided; fsdp is fsdp2", STRATEGIES),
+    "gpus": _count("GPUs in all; null: those of the target", nullable=True),
+    "shard": _count("data-parallel shard size (hsdp); null: all data-parallel ranks", nullable=True),
+    "reshard_after_forward": _flag("FSDP; false keeps gathered parameters until backward"),
+    "tensor": _count("tensor-parallel size"),
+    "pipeline": _count("pipeline stages"),
+    "context": _count("context-parallel size"),
+    "expert": _count("expert-parallel size"),
+    "sequence_parallel": _flag("norms and dropout divided along the sequence, with tensor parallelism"),
+    "offload": Field("choice", "what lives in host memory", ("none", "optimizer", "parameters", "all")),
+    "reduce_bucket_elements": _count(
+        "DeepSpeed reduce bucket; -1: hidden_size^2", _ELEMENTS, minimum=-1, nullable=True
+    ),
+    "allgather_bucket_elements": _count("DeepSpeed allgather bucket", _ELEMENTS, minimum=-1, nullable=True),
+    "prefetch_bucket_elements": _count("ZeRO-3 prefetch bucket", _ELEMENTS, minimum=-1, nullable=True),
+    "persistence_threshold_elements": _count(
+        "ZeRO-3: parameters below it stay replicated", _ELEMENTS, minimum=-1, nullable=True
+    ),
+    "overlap_comm": Field("boolean", "DeepSpeed: a second reduce bucket", nullable=True),
+    "gradient_as_bucket_view": _flag("DDP gradients are views of its buckets"),
+    "wrap": Field("choice", "FSDP unit", ("layer", "none", "size")),
+    "state_dict": Field("choice", "form of an FSDP checkpoint", ("full", "sharded"), nullable=True),
+}
+HARDWARE: dict[str, Field] = {
+    "target": Field(
+        "string", "[NODESx][COUNTx]GPU[:PARTITION], a cloud instance, or a size: 8xA100-80GB, 16GiB", nullable=True
+    ),
+    "reserve": Field("integer", "bytes of each GPU that other processes hold", minimum=0, maximum=10**15),
+}
+SECTIONS: dict[str, dict[str, Field]] = {
+    "training": TRAINING,
+    "training.lora": LORA,
+    "training.quantization": QUANTIZATION,
+    "training.precision": PRECISION,
+    "training.activation_checkpointing": ACTIVATION_CHECKPOINTING,
+    "parallelism": PARALLELISM,
+    "hardware": HARDWARE,
+}
+"""Section -> its keys. ``precision`` and ``activation_checkpointing`` may also be one of their short names."""
+SHORT: dict[str, tuple[str, ...]] = {"precision": PRECISIONS, "activation_checkpointing": CHECKPOINTING}
+NESTED = ("lora", "quantization", "precision", "activation_checkpointing")
+TOP = ("memlint", "model", "training", "parallelism", "hardware", "versions")
+
+
+def accepts_value(field: Field, value: Any) -> bool:
+    """Whether a value is of the field's kind and within its bounds; agrees with the JSON Schema."""
+    if value is None:
+        return field.nullable
+    kind = field.kind
+    if kind == "boolean":
+        return isinstance(value, bool)
+    if kind == "choice":
+        return isinstance(value, str) and value in field.choices
+    if kind == "string":
+        return isinstance(value, str) and value != ""
+    if kind == "strings":
+        if isinstance(value, str):
+            return value != ""
+        return isinstance(value, list) and all(isinstance(item, str) for item in value)
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return False
+    if value != value or value in (float("inf"), float("-inf")):
+        return False
+    if kind == "integer" and isinstance(value, float) and not value.is_integer():
+        return False
+    return (field.minimum is None or value >= field.minimum) and (field.maximum is None or value <= field.maximum)
+
+
+def accepts(data: Any) -> bool:
+    """Whether a native job file is valid: the fast gate in front of the JSON Schema."""
+    if not isinstance(data, dict) or any(key not in TOP for key in data):
+        return False
+    version = data.get("memlint")
+    if isinstance(version, bool) or version != 1 or not isinstance(version, (int, float)):
+        return False
+    model = data.get("model")
+    if not ((isinstance(model, str) and model != "") or (isinstance(model, dict) and model)):
+        return False
+    for name in ("parallelism", "hardware"):
+        if name in data and not _accepts_section(SECTIONS[name], data[name]):
+            return False
+    versions = data.get("versions", {})
+    if not isinstance(versions, dict) or not all(isinstance(item, str) and item for item in versions.values()):
+        return False
+    return "training" not in data or accepts_training(data["training"])
+
+
+def accepts_training(training: Any) -> bool:
+    """Whether a training section is valid."""
+    if not isinstance(training, dict):
+        return False
+    for key, value in training.items():
+        if key in NESTED:
+            if key in SHORT and isinstance(value, str):
+                if value not in SHORT[key]:
+                    return False
+            elif not _accepts_section(SECTIONS[f"training.{key}"], value):
+                return False
+        elif key not in TRAINING or not accepts_value(TRAINING[key], value):
+            return False
+    return True
+
+
+def _accepts_section(fields: dict[str, Field], data: Any) -> bool:
+    return isinstance(data, dict) and all(key in fields and accepts_value(fields[key], data[key]) for key in data)
