@@ -210,6 +210,8 @@ def _strategy(write: Writer, value: Any) -> None:
 def _write_fsdp(write: Writer, offload: str) -> None:
     write.drop("deepspeed", "fsdp")
     write.set("fsdp_version", 2)
+    if write.value("optimizer") in ("adamw_8bit", "adamw_bnb_8bit"):
+        write.set("optimizer", "adamw_torch_8bit")  # the bitsandbytes kernel does not work with FSDP2
     config: dict[str, Any] = {
         "auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
         "reshard_after_forward": True,
