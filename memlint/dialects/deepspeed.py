@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any, Mapping
 
 from memlint.dialects.base import JobDraft, Problem, ReadContext, Reading
-from memlint.dialects.deepspeed_config import DeepSpeedSettings, batch_problem, read_config
+from memlint.dialects.deepspeed_config import TOP_KEYS, DeepSpeedSettings, batch_problem, read_config
 from memlint.dialects.values import Section, as_mapping
 from memlint.document.model import Document
 from memlint.findings import KeyEdit
@@ -16,6 +16,7 @@ VERSION = "0.19.8"
 _ENGINE = "DeepSpeed 0.19: runtime/engine.py"
 _UNKNOWN = object()
 _MARKS = ("zero_optimization", "train_micro_batch_size_per_gpu")
+_PARTS = ("fp16", "bf16", "optimizer", "zero_optimization")
 
 
 class DeepSpeed:
@@ -30,11 +31,13 @@ class DeepSpeed:
     def recognise(self, document: Document) -> bool:
         """Whether the mapping is a DeepSpeed config."""
         data = document.mapping
-        if any(mark in data for mark in _MARKS):
-            return "model_name_or_path" not in data and "base_model" not in data and "distributed_type" not in data
-        return "train_batch_size" in data and any(
-            isinstance(data.get(name), dict) for name in ("fp16", "bf16", "optimizer", "zero_optimization")
-        )
+        if not any(mark in data for mark in _MARKS) and not (
+            "train_batch_size" in data and any(isinstance(data.get(name), dict) for name in _PARTS)
+        ):
+            return False
+        # GPT-NeoX and Composer keep DeepSpeed's keys among many of their own.
+        strange = sum(1 for key in data if key not in TOP_KEYS and not str(key).startswith("_"))
+        return strange <= 1 or strange * 3 <= len(data)
 
     def read(self, document: Document, context: ReadContext) -> Reading:
         """Check the file; a job needs the training file that names it."""

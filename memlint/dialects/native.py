@@ -64,8 +64,8 @@ NATIVE = Native()
 def apply_sets(job: TrainingJob, sets: Sequence[str]) -> TrainingJob:
     """Return ``job`` with ``FIELD=VALUE`` settings applied, in order; fields have native names.
 
-    ``training.precision=bf16`` and ``training.activation_checkpointing=full`` take the short names, ``model=ID`` another
-    model, and a field may go without its section (``micro_batch_size=4``). Raises UserError with one sentence.
+    ``training.precision=bf16`` and ``training.activation_checkpointing=full`` take the short names, ``model=ID``
+    another model, and a field may go without its section (``micro_batch_size=4``). Raises UserError with one sentence.
     """
     from memlint.dialects.native_set import apply_set
 

@@ -42,7 +42,11 @@ class Trl:
             return False
         if "model_name_or_path" not in data:
             # Recipes whose model comes from the command line.
-            return "max_prompt_length" in data and ("beta" in data or "num_generations" in data)
+            return (
+                "max_prompt_length" in data
+                and ("beta" in data or "num_generations" in data)
+                and any(key in data for key in ("per_device_train_batch_size", "num_train_epochs"))
+            )
         if any(key in data for key in STRONG):
             return True
         named = "dataset_name" in data or isinstance(data.get("datasets"), list)
