@@ -40,7 +40,9 @@ DEFAULT_TARGETS: dict[str, tuple[str, ...]] = {
     "t5": ("q", "v"),
     "xlm-roberta": ("query", "value"),
 }
-"""PEFT's TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING where it is not q_proj and v_proj (peft 0.21 utils/constants.py)."""
+"""PEFT's TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING where it is not q_proj and v_proj (peft 0.21
+utils/constants.py).
+"""
 
 _OUTPUT_LAYERS = ("lm_head", "embed_out", "score", "classifier", "output_projection")
 
@@ -48,8 +50,9 @@ _OUTPUT_LAYERS = ("lm_head", "embed_out", "score", "classifier", "output_project
 def matches(targets: str | tuple[str, ...], name: str, architecture: Architecture | None) -> bool:
     """Whether PEFT would put an adapter on the linear module ``name``.
 
-    ``all-linear`` takes every linear layer but the output layer (peft tuners_utils.py: _maybe_include_all_linear_layers); a
-    string is a regular expression that must match the whole name; a tuple holds module names or endings.
+    ``all-linear`` takes every linear layer but the output layer (peft tuners_utils.py:
+    _maybe_include_all_linear_layers); a string is a regular expression that must match the whole name; a tuple holds
+    module names or endings.
     """
     leaf = name.rpartition(".")[2]
     if targets == "all-linear":
@@ -134,9 +137,9 @@ class QuantizedWeight:
     def storages(self) -> list[int]:
         """Bytes of each storage: payload, block statistics, second-level statistics.
 
-        bitsandbytes functional.py quantize_4bit: two values a byte, one fp32 absmax per block; compress_statistics stores
-        absmax in 8 bits with one fp32 per 256 and one fp32 offset. int8: one byte a value, one fp32 per row. GPTQ and AWQ:
-        packed int32, fp16 scales and packed zeros per group of 128.
+        bitsandbytes functional.py quantize_4bit: two values a byte, one fp32 absmax per block; compress_statistics
+        stores absmax in 8 bits with one fp32 per 256 and one fp32 offset. int8: one byte a value, one fp32 per row.
+        GPTQ and AWQ: packed int32, fp16 scales and packed zeros per group of 128.
         """
         n = prod(self.shape)
         kind = self.quantization.type
@@ -196,8 +199,8 @@ class QuantizedLinear:
         return cast(f, out, dtype)
 
     def _int8(self, f: Tape, x: Tensor, dtype: str, recorded: bool) -> Tensor:
-        # MatMul8bitLt.forward: the input is cast to fp16, quantised by row to int8 beside its statistics; the int8 product is
-        # int32 and dequantised into fp16. The backward dequantises the weight.
+        # MatMul8bitLt.forward: the input is cast to fp16, quantised by row to int8 beside its statistics; the int8
+        # product is int32 and dequantised into fp16. The backward dequantises the weight.
         rows = prod(x.shape[:-1])
         half = cast(f, x, "fp16") if x.dtype != "fp16" else x
         codes = f.new(x.shape, "int8")

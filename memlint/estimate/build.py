@@ -1,44 +1,22 @@
 """Parameters of a model under a job: which exist, in which dtype, which train, and the modules that hold them.
 
-A family asks for ``build.linear(...)`` as its model's constructor asks for ``nn.Linear``; the job decides what comes back:
-a plain linear, a frozen base with a LoRA branch, or a quantised one.
+A family asks for ``build.linear(...)`` as its model's constructor asks for ``nn.Linear``; the job decides what comes
+back: a plain linear, a frozen base with a LoRA branch, or a quantised one.
 """
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from math import prod
 from typing import Any
 
 from memlint.estimate.adapters import LoraLinear, QuantizedWeight, matches
 from memlint.estimate.engine.tape import Leaf, Tape, Tensor
 from memlint.estimate.ops.linear import Weight, embedding, linear
+from memlint.estimate.records import Record
+from memlint.estimate.sharding import Sharding
 from memlint.job import TrainingJob
 from memlint.units import DTYPE_BYTES
-
-
-@dataclass(slots=True)
-class Record:
-    """One parameter tensor, or ``count`` equal ones in equal layers."""
-
-    name: str
-    shape: tuple[int, ...]
-    dtype: str
-    trainable: bool
-    grad_dtype: str
-    count: int
-    stored_bytes: int
-    """Bytes of one tensor as stored (packed for quantised weights), not rounded."""
-    blocks: tuple[int, ...]
-    """Bytes of each storage that makes it up (a quantised weight has its statistics beside it)."""
-    base: bool = True
-    """Part of the model itself rather than of an adapter."""
-
-    @property
-    def numel(self) -> int:
-        """Elements of one tensor."""
-        return prod(self.shape)
 
 
 class Linear:
@@ -71,8 +49,11 @@ class Embedding:
 class Build:
     """Makes a model's parameters under a job and keeps a record of each."""
 
-    def __init__(self, job: TrainingJob) -> None:
+    def __init__(self, job: TrainingJob, world: int = 1) -> None:
         self.job = job
+        self.sharding = Sharding.of(job, world)
+        self.root = self.sharding.unit()
+        """Parameters outside all layers: embedding, final norm, head."""
         self.training = job.training
         self.records: list[Record] = []
         self.count = 1
@@ -121,11 +102,22 @@ class Build:
         grad_dtype = (self.training.precision.gradients or dtype) if trainable else dtype
         size = prod(shape) * DTYPE_BYTES[dtype]
         self.records.append(
-            Record(name, shape, dtype, trainable, grad_dtype, self.count, size, (size,), base=not adapter)
+            Record(name, shape, dtype, trainable, grad_dtype, self.count, (size,), base=not adapter)
         )
-        weight = Weight(name, shape, dtype, trainable, grad_dtype)
+        sharding = self.sharding
+        computed = dtype
+        if sharding.kind == "fsdp" and not adapter and dtype == "fp32":
+            # MixedPrecisionPolicy(param_dtype=...): gathered and used in half precision, stored in fp32.
+            computed = sharding.compute
+        weight = Weight(name, shape, computed, trainable, grad_dtype if computed == dtype else computed)
         if isinstance(weight.node, Leaf):
             self.leaves.append(weight.node)
+        sharding.adopt(
+            weight.node if isinstance(weight.node, Leaf) else None,
+            prod(shape),
+            prod(shape) * DTYPE_BYTES[computed],
+            grad_dtype,
+        )
         return weight
 
     def buffer(self, size: int) -> None:
@@ -152,10 +144,9 @@ class Build:
         compute = self.training.precision.autocast or self.training.precision.weights
         weight = QuantizedWeight(outputs, inputs, quantization, compute)
         blocks = weight.storages()
+        self.sharding.adopt(None, outputs * inputs, sum(blocks), "")
         self.records.append(
-            Record(
-                f"{name}.weight", (outputs, inputs), quantization.type, False, "", self.count, sum(blocks), tuple(blocks)
-            )
+            Record(f"{name}.weight", (outputs, inputs), quantization.type, False, "", self.count, tuple(blocks))
         )
         return weight
 

@@ -81,8 +81,8 @@ class Env:
     def mask(self, f: Tape, rows: int, length: int, dtype: str, window: int | None = None) -> Tensor | None:
         """The attention mask that transformers 5.24 makes once per kind of layer (masking_utils.py), or None.
 
-        sdpa skips it without padding and inside the window; eager always has one, in the model's dtype, a row of the batch
-        each; sdpa's is boolean, shared over the batch unless it holds padding.
+        sdpa skips it without padding and inside the window; eager always has one, in the model's dtype, a row of the
+        batch each; sdpa's is boolean, shared over the batch unless it holds padding.
         """
         if self.attention in ("flash", "flex"):
             return None

@@ -65,8 +65,8 @@ def _kept_gradients(f: Tape, node: Node, grad: Tensor) -> tuple[Tensor | None, .
 def liger_fused_loss(f: Tape, hidden: Tensor, weight: Weight) -> Tensor:
     """Liger's fused linear cross entropy: gradients are made in forward, a chunk of logits at a time.
 
-    Liger-Kernel 0.6 ops/fused_linear_cross_entropy.py: chunk = next power of two of tokens / ceil(V / H); grad_input and
-    grad_weight are kept until backward, which scales them in place.
+    Liger-Kernel 0.6 ops/fused_linear_cross_entropy.py: chunk = next power of two of tokens / ceil(V / H); grad_input
+    and grad_weight are kept until backward, which scales them in place.
     """
     x = to_autocast(f, hidden)
     held = cast_weight(f, weight)
@@ -107,7 +107,9 @@ def chunked_loss(f: Tape, hidden: Tensor, weight: Weight, labels: Tensor, chunks
 
 
 class ClassificationHead:
-    """GenericForSequenceClassification: ``score`` over every position, then the last token's logits (modeling_layers.py)."""
+    """GenericForSequenceClassification: ``score`` over every position, then the last token's logits
+    (modeling_layers.py).
+    """
 
     def __init__(self, a: Architecture, b: Build, embed: Any, *, per_token: bool = False) -> None:
         self.labels = int(a.get("num_labels", 2))

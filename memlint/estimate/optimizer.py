@@ -7,47 +7,17 @@ min_8bit_size = 4096 elements in fp32); transformers 5.24 optimization.py (Adafa
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from math import prod
 from typing import Sequence
 
-from memlint.estimate.build import Record
 from memlint.estimate.engine.pool import rounded
+from memlint.estimate.records import Slot
 from memlint.units import DTYPE_BYTES
 
 MIN_8BIT_SIZE = 4096
 BLOCK_8BIT = 256
 
 
-@dataclass(frozen=True, slots=True)
-class Slot:
-    """One trainable tensor as the optimizer sees it (sharded, master copy), ``count`` times."""
-
-    shape: tuple[int, ...]
-    dtype: str
-    grad_dtype: str
-    count: int
-
-    @property
-    def numel(self) -> int:
-        """Elements."""
-        return prod(self.shape)
-
-    @property
-    def bytes(self) -> int:
-        """Rounded bytes of the parameter tensor."""
-        return rounded(self.numel * DTYPE_BYTES[self.dtype])
-
-
-def slots_of(records: Sequence[Record]) -> list[Slot]:
-    """Trainable tensors of a model."""
-    return [Slot(r.shape, r.dtype, r.grad_dtype, r.count) for r in records if r.trainable]
-
-
-_TWO_STATES = {
-    "adamw", "adamw-foreach", "adamw-fused", "adamw-for-loop", "adam", "paged-adamw", "adamw-bnb", "stable-adamw",
-    "schedule-free-adamw", "adamax", "nadam", "radam",
-}  # fmt: skip
 _ONE_STATE = {"lion", "sgd-momentum", "rmsprop", "adagrad", "paged-lion", "schedule-free-sgd", "signum"}
 _EIGHT_BIT_TWO = {"adamw-8bit", "paged-adamw-8bit", "adam-8bit", "ademamix-8bit"}
 _EIGHT_BIT_ONE = {"lion-8bit", "paged-lion-8bit", "rmsprop-8bit", "adagrad-8bit", "sgd-8bit"}
@@ -57,7 +27,8 @@ def _state_dtype(name: str, slot: Slot, forced: str | None) -> str:
     if forced is not None:
         return forced
     if name in ("paged-adamw", "paged-lion", "adamw-bnb"):
-        # bitsandbytes 32-bit optimizers keep fp32 states whatever the parameter's dtype (optimizer.py get_state_buffer).
+        # bitsandbytes 32-bit optimizers keep fp32 states whatever the parameter's dtype (optimizer.py
+        # get_state_buffer).
         return "fp32"
     return slot.dtype
 
@@ -80,7 +51,8 @@ def _slot_state(name: str, slot: Slot, forced: str | None) -> int:
     if name in ("sgd", "lomo"):
         return 0
     if name in ("adamw-fused", "adam-fused", "adamw-fused-capturable"):
-        # fused: the step counter is a device tensor (optim/adam.py _init_group: device_as_param when fused or capturable)
+        # fused: the step counter is a device tensor (optim/adam.py _init_group: device_as_param when fused or
+        # capturable)
         return 2 * rounded(n * DTYPE_BYTES[forced or slot.dtype]) + rounded(4)
     if name in _EIGHT_BIT_TWO:
         return _quantised_state(slot, 2)
@@ -103,7 +75,8 @@ def _slot_state(name: str, slot: Slot, forced: str | None) -> int:
 
 
 def _factored(slot: Slot) -> int:
-    # transformers Adafactor: exp_avg_sq_row and _col in fp32 for two or more dimensions, a full fp32 exp_avg_sq otherwise.
+    # transformers Adafactor: exp_avg_sq_row and _col in fp32 for two or more dimensions, a full fp32 exp_avg_sq
+    # otherwise.
     shape = slot.shape
     if len(shape) >= 2:
         return rounded(4 * prod(shape[:-1])) + rounded(4 * prod(shape[:-2]) * shape[-1])
@@ -122,7 +95,8 @@ def step_temporary_bytes(name: str, slots: Sequence[Slot], forced: str | None = 
             groups[dtype] = groups.get(dtype, 0) + slot.count * rounded(slot.numel * DTYPE_BYTES[dtype])
         return max(groups.values())
     if name == "adafactor":
-        # update = grad**2 + eps and its fp32 copies: about four fp32 tensors of the largest parameter (optimization.py step).
+        # update = grad**2 + eps and its fp32 copies: about four fp32 tensors of the largest parameter (optimization.py
+        # step).
         return max(4 * rounded(4 * slot.numel) for slot in slots)
     if name in ("adamw-for-loop", "lion", "rmsprop", "adagrad"):
         return max(2 * slot.bytes for slot in slots)
@@ -138,8 +112,8 @@ def step_temporary_bytes(name: str, slots: Sequence[Slot], forced: str | None = 
 def clip_temporary_bytes(slots: Sequence[Slot]) -> int:
     """Scratch of ``clip_grad_norm_`` in its foreach form.
 
-    _foreach_norm (aten/src/ATen/native/cuda/ForeachReduceOp.cu, torch 2.13) zeroes one fp32 partial norm for each chunk of
-    65,536 elements, as many for every tensor as the largest one needs, and makes one scalar a tensor.
+    _foreach_norm (aten/src/ATen/native/cuda/ForeachReduceOp.cu, torch 2.13) zeroes one fp32 partial norm for each chunk
+    of 65,536 elements, as many for every tensor as the largest one needs, and makes one scalar a tensor.
     """
     tensors = sum(slot.count for slot in slots)
     chunks = max(-(-slot.numel // 65536) for slot in slots)

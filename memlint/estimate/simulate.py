@@ -1,25 +1,33 @@
 """One steady training step through the shape-only autograd: the estimate of a job.
 
-The step is the second or later one: optimizer states exist. With accumulation it is the last micro batch, whose forward runs
-with gradients alive.
+The step is the second or later one: optimizer states exist. With accumulation it is the last micro batch, whose forward
+runs with gradients alive.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Mapping
 
 from memlint.estimate.build import Build
-from memlint.estimate.engine.pool import DECOMPOSED, GRADIENTS, INPUTS, OPTIMIZER, PARAMETERS, TEMPORARIES, rounded
+from memlint.estimate.engine.pool import (
+    COMMUNICATION,
+    DECOMPOSED,
+    GRADIENTS,
+    OPTIMIZER,
+    PARAMETERS,
+    TEMPORARIES,
+    rounded,
+)
 from memlint.estimate.engine.tape import Leaf, Tape, Tensor
-from memlint.estimate.env import Batch, Env
+from memlint.estimate.env import Env
 from memlint.estimate.families import registry
-from memlint.estimate.optimizer import clip_temporary_bytes, slots_of, state_bytes, step_temporary_bytes
+from memlint.estimate.optimizer import clip_temporary_bytes, state_bytes, step_temporary_bytes
+from memlint.estimate.overhead import device_interval
+from memlint.estimate.records import slots_of
 from memlint.estimate.result import COMPONENTS, Estimate, PhasePeak
 from memlint.hardware.target import Target
 from memlint.job import TrainingJob
 from memlint.models.architecture import Architecture
-from memlint.units import DTYPE_BYTES
 
 
 @dataclass(slots=True)
@@ -31,6 +39,10 @@ class Step:
     static: dict[str, int]
     forward_end_bytes: int
     """Live when forward and loss are done, beyond parameters, states and inputs."""
+    host_bytes: int = 0
+    """What one GPU's process keeps in host memory."""
+    decomposed: bool = False
+    """Temporaries that only a trace on fake tensors has stand in the highest phase."""
 
 
 def _phase(tape: Tape, name: str, timeline: list[PhasePeak]) -> None:
@@ -41,38 +53,61 @@ def _phase(tape: Tape, name: str, timeline: list[PhasePeak]) -> None:
     pool.begin()
 
 
-def run_step(job: TrainingJob, capability: tuple[int, int] | None = None, *, full: bool = False) -> Step:
-    """Simulate one step of a job on one GPU. ``full`` runs every layer instead of extending equal ones.
+def run_step(
+    job: TrainingJob,
+    capability: tuple[int, int] | None = None,
+    *,
+    world: int = 1,
+    full: bool = False,
+    one_kernel_silu: bool = False,
+) -> Step:
+    """Simulate one step of a job on one GPU of ``world``. ``full`` runs every layer instead of extending equal ones.
 
     Raises:
         Unsupported: there is no model of this architecture.
     """
     training = job.training
     tape = Tape()
+    tape.one_kernel_silu = one_kernel_silu
     pool = tape.pool
-    build = Build(job)
+    build = Build(job, world)
     build.run_all_layers = full
     env = Env.of(job, capability)
     model = registry.build_model(job, build, env)
+    sharding = build.sharding
 
-    parameters = sum(r.count * sum(rounded(b) for b in r.blocks) for r in build.records)
-    pool.add(parameters + build.buffer_bytes, PARAMETERS)
-    slots = slots_of(build.records)
+    parameters = sum([r.count * sharding.parameter_bytes(r) for r in build.records]) + build.buffer_bytes
+    pool.add(parameters, PARAMETERS)
+    trained = slots_of(build.records)
+    master = training.precision.master_weights
+    slots = sharding.slots(trained, master=master)
     forced = training.precision.optimizer
     states = state_bytes(training.optimizer, slots, forced)
+    if master:
+        states += sum([s.count * rounded(4 * s.numel) for s in slots])
+    host = 0
+    if sharding.offload != "none" or training.optimizer.startswith("paged-"):
+        # Paged states live in unified memory and are evicted under pressure; they are counted on the device until then.
+        host = states
+    if sharding.offload != "none":
+        states = 0
     pool.add(states, OPTIMIZER)
-    gradients = sum(s.count * rounded(s.numel * DTYPE_BYTES[s.grad_dtype]) for s in slots)
-    accumulates = training.gradient_accumulation_steps > 1
-    if accumulates:
+    pool.add(sharding.static_communication(trained), COMMUNICATION)
+    gradients = sharding.gradient_bytes(trained)
+    if training.gradient_accumulation_steps > 1 and not training.optimizer_in_backward:
         pool.add(gradients, GRADIENTS)
-        for leaf in model.leaves():
+        for leaf in build.leaves:
             leaf.grad = True
+    elif training.optimizer_in_backward:
+        for leaf in build.leaves:
+            leaf.sink = _step_at_once
     batch = model.batch(tape)
     static_live = pool.live
 
     timeline: list[PhasePeak] = []
     pool.begin()
-    tape.autocast = training.precision.autocast
+    tape.autocast = training.precision.autocast if sharding.kind != "fsdp" else None
+    sharding.begin(tape, build.root)
     output = model.forward(tape, batch)
     _phase(tape, "forward", timeline)
     loss = model.loss(tape, output, batch)
@@ -87,14 +122,29 @@ def run_step(job: TrainingJob, capability: tuple[int, int] | None = None, *, ful
     tape.run_backward(root, seed)
     del root, seed
     env.state.clear()
+    sharding.finish(tape)
+    decomposed = pool.peak_components[DECOMPOSED] > 0
     _phase(tape, "backward", timeline)
-    if training.max_grad_norm is not None and slots:
-        pool.touch(clip_temporary_bytes(slots), TEMPORARIES)
+    if training.max_grad_norm is not None and trained:
+        pool.touch(clip_temporary_bytes(sharding.slots(trained, master=False)), TEMPORARIES)
         _phase(tape, "clip", timeline)
-    pool.touch(step_temporary_bytes(training.optimizer, slots, forced), TEMPORARIES)
+    temporary = 0 if sharding.offload != "none" else step_temporary_bytes(training.optimizer, slots, forced)
+    if sharding.deepspeed and master and sharding.offload == "none":
+        # step() flattens this rank's gradients into fp32 (stage_1_and_2.py single_grad_partition, stage3.py sub groups
+        # of 1e9).
+        temporary += rounded(4 * min(SUB_GROUP_ELEMENTS, sum(s.numel * s.count for s in slots)))
+    pool.touch(temporary, TEMPORARIES)
     _phase(tape, "optimizer", timeline)
-    static = {"parameters": parameters + build.buffer_bytes, "gradients": gradients, "optimizer_states": states}
-    return Step(build, timeline, static, forward_end)
+    static = {"parameters": parameters, "gradients": gradients, "optimizer_states": states}
+    return Step(build, timeline, static, forward_end, host, decomposed)
+
+
+SUB_GROUP_ELEMENTS = 1_000_000_000
+"""sub_group_size: DeepSpeed 0.19 runtime/zero/config.py."""
+
+
+def _step_at_once(tape: Tape, leaf: Leaf, grad: Tensor) -> None:
+    """Optimizer in backward: the gradient is used and freed as soon as it is there."""
 
 
 def simulate(job: TrainingJob, target: Target | None = None) -> Estimate:
@@ -103,13 +153,25 @@ def simulate(job: TrainingJob, target: Target | None = None) -> Estimate:
     Raises:
         Unsupported: there is no model of this architecture or setup.
     """
-    from memlint.estimate.overhead import device_interval
-
     capability = target.compute_capability if target is not None else None
-    step = run_step(job, capability)
+    world = world_size(job, target)
+    step = run_step(job, capability, world=world)
     peak = max(step.timeline, key=lambda p: p.peak_bytes)
+    lowest = peak.peak_bytes
+    if step.decomposed and peak.phase == "backward":
+        other = run_step(job, capability, world=world, one_kernel_silu=True)
+        lowest = max(p.peak_bytes for p in other.timeline)
     records = step.build.records
-    interval = device_interval(job, target, step, peak)
+    settled = sum(step.static.values())
+    interval = device_interval(
+        job,
+        target,
+        world=world,
+        allocated=peak.peak_bytes,
+        allocated_low=lowest,
+        allocated_high=peak.peak_bytes,
+        churn=max(0, peak.peak_bytes - settled),
+    )
     return Estimate(
         method="simulated",
         parameters=sum(r.count * r.numel for r in records if r.base),
@@ -125,8 +187,18 @@ def simulate(job: TrainingJob, target: Target | None = None) -> Estimate:
         forward_end_activation_bytes=step.forward_end_bytes,
         timeline=tuple(step.timeline),
         overheads=interval.overheads,
+        host_bytes=step.host_bytes * (target.gpus // target.nodes if target is not None and world > 1 else 1),
         assumptions=tuple(job.assumptions),
     )
+
+
+def world_size(job: TrainingJob, target: Target | None) -> int:
+    """GPUs over which data-parallel work is divided: stated by the config, else those of the target."""
+    parallelism = job.parallelism
+    if parallelism.strategy in ("none", "device-map"):
+        return 1
+    gpus = parallelism.gpus or (target.gpus if target is not None else 1)
+    return max(1, gpus // (parallelism.tensor * parallelism.pipeline * parallelism.context))
 
 
 def count_parameters(architecture: Architecture) -> int:
@@ -139,5 +211,3 @@ def count_parameters(architecture: Architecture) -> int:
     build = Build(job)
     registry.build_model(job, build, Env.of(job, None))
     return sum(r.count * r.numel for r in build.records)
-
-

@@ -7,6 +7,7 @@ from typing import Any, Callable, Hashable, Sequence
 from memlint.estimate.build import Build
 from memlint.estimate.engine.tape import Tape, Tensor
 from memlint.estimate.env import Env
+from memlint.estimate.sharding import Unit
 
 MIN_REPEATS = 4
 """Fewer equal layers than this are run as they are: first, last, and at least two in between."""
@@ -15,8 +16,8 @@ MIN_REPEATS = 4
 def groups_of(kinds: Sequence[Hashable]) -> list[tuple[int, int, int]]:
     """Divide a sequence of layer kinds into (start, period, count) runs.
 
-    A run of ``n`` equal periods becomes first, middle (``n - 2`` times) and last, so that the middle one is in its steady
-    state: its neighbours on both sides are of its own kind.
+    A run of ``n`` equal periods becomes first, middle (``n - 2`` times) and last, so that the middle one is in its
+    steady state: its neighbours on both sides are of its own kind.
     """
     result: list[tuple[int, int, int]] = []
     start, total = 0, len(kinds)
@@ -57,7 +58,8 @@ class Stack:
         *,
         full: bool = False,
     ) -> None:
-        self.groups: list[tuple[int, list[tuple[int, Callable[..., Tensor]]]]] = []
+        self.groups: list[tuple[int, list[tuple[int, Callable[..., Tensor], Unit | None]]]] = []
+        self.sharding = build.sharding
         every = build.training.checkpointing.every
         total = len(kinds)
         trained = build.training.trainable_layers
@@ -71,8 +73,10 @@ class Stack:
             layers = []
             for index in range(start, start + period):
                 build.layer_frozen = trained is not None and not _trains(index, total, trained)
-                layers.append((index, make(build, kinds[index], index)))
+                unit = self.sharding.unit() if self.sharding.wrap == "layer" else None
+                layers.append((index, make(build, kinds[index], index), unit))
             build.layer_frozen = False
+            self.sharding.current = build.root
             self.groups.append((count, layers))
         build.count = 1
 
@@ -80,10 +84,25 @@ class Stack:
         """Run the layers on x; ``others`` go to each layer as they are (encoder states, position biases)."""
         for count, layers in self.groups:
             repeat = f.repeat_begin(count, (x,))
-            for index, layer in layers:
-                x = env.call(f, layer, index, x, *others)
+            for index, layer, unit in layers:
+                if unit is None:
+                    x = env.call(f, layer, index, x, *others)
+                else:
+                    x = self.sharding.run(f, unit, _Call(env, layer, index), x, *others)
             f.repeat_end(repeat, (x,))
         return x
+
+
+class _Call:
+    """One layer with its checkpointing, as the sharding wrapper calls it (FSDP wraps outside the checkpoint)."""
+
+    __slots__ = ("env", "index", "layer")
+
+    def __init__(self, env: Env, layer: Callable[..., Tensor], index: int) -> None:
+        self.env, self.layer, self.index = env, layer, index
+
+    def __call__(self, f: Tape, *inputs: Tensor) -> Tensor:
+        return self.env.call(f, self.layer, self.index, *inputs)
 
 
 def _trains(index: int, total: int, trained: int) -> bool:

@@ -1,7 +1,7 @@
 """The allocator: live bytes, peak and the component of every live byte.
 
-A storage lives exactly as long as something refers to it, as in eager PyTorch: CPython's reference counting frees it, so
-a variable that keeps a tensor alive is a leak in the model just as it is in PyTorch.
+A storage lives exactly as long as something refers to it, as in eager PyTorch: CPython's reference counting frees it,
+so a variable that keeps a tensor alive is a leak in the model just as it is in PyTorch.
 """
 
 from __future__ import annotations
@@ -9,7 +9,8 @@ from __future__ import annotations
 PARAMETERS, GRADIENTS, OPTIMIZER, ACTIVATIONS, LOGITS, TEMPORARIES, COMMUNICATION, INPUTS, DECOMPOSED = range(9)
 """Indexes into component vectors, in the order of ``memlint.estimate.result.COMPONENTS``.
 
-DECOMPOSED are temporaries that exist in a trace on fake tensors but not inside CUDA's one kernel; reported as temporaries.
+DECOMPOSED are temporaries that exist in a trace on fake tensors but not inside CUDA's one kernel; reported as
+temporaries.
 """
 
 ROUNDING = 512
@@ -110,8 +111,8 @@ class Pool:
         """Begin the one real run, forward or backward, of a block that stands for ``repeat.count`` equal ones.
 
         The block must be in its steady state: what it leaves alive differs from what it found by a constant, whichever
-        of the equal blocks runs. Then live bytes are linear in the number of the block, and both the peak over all of them
-        and the state after the last follow exactly from one run.
+        of the equal blocks runs. Then live bytes are linear in the number of the block, and both the peak over all of
+        them and the state after the last follow exactly from one run.
         """
         repeat.factor = 1
         repeat.at_entry = self.components[:]

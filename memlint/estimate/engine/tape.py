@@ -1,8 +1,8 @@
 """Tensors, nodes and the backward pass, in the order in which PyTorch's engine runs them.
 
 Source: torch/csrc/autograd/engine.cpp, input_buffer.cpp, functions/accumulate_grad.h and python_variable saving rules
-of torch 2.13: inputs are saved before the kernel runs, gradients are moved into a node's call and freed when it returns,
-saved tensors are released after the call and before the results are accumulated.
+of torch 2.13: inputs are saved before the kernel runs, gradients are moved into a node's call and freed when it
+returns, saved tensors are released after the call and before the results are accumulated.
 """
 
 from __future__ import annotations
@@ -120,6 +120,8 @@ class Tape:
         self.hollow = False
         """Inside a checkpointed forward: saves are counted, not kept."""
         self.pending: set[Node] = set()
+        self.kept: list[Tensor] = []
+        """What lives until the gradients are cleared: a rank's parts of reduced gradients."""
 
     def new(self, shape: Shape, dtype: str, component: int | None = None) -> Tensor:
         """Allocate a tensor."""
@@ -239,18 +241,19 @@ class Tape:
                 edge.grad = result
                 self.pending.add(edge)
             else:
-                # InputBuffer::accumulate adds in place when it holds the last reference to the gradient and its storage;
-                # else the old and the new gradient and their sum are alive together.
+                # InputBuffer::accumulate adds in place when it holds the last reference to the gradient and its
+                # storage; else the old and the new gradient and their sum are alive together.
                 if getrefcount(edge.grad) > 2 or getrefcount(edge.grad.storage) > 2:
                     edge.grad = self.like(edge.grad)
             result = None
 
     def checkpoint(self, run: Callable[..., Tensor], inputs: tuple[Tensor, ...], *, reentrant: bool) -> Tensor:
-        """``torch.utils.checkpoint``: run without keeping what is saved, and again in backward (utils/checkpoint.py, 2.13).
+        """``torch.utils.checkpoint``: run without keeping what is saved, and again in backward (utils/checkpoint.py,
+        2.13).
 
         ``run(*inputs)`` must make all its tensors from ``inputs`` and parameters. The non-reentrant form stops the
-        recomputation at its last save (early stop); the reentrant one also recomputes and holds the output, and holds the
-        incoming gradient throughout.
+        recomputation at its last save (early stop); the reentrant one also recomputes and holds the output, and holds
+        the incoming gradient throughout.
         """
         if not self.grad_enabled:
             return run(*inputs)
@@ -313,8 +316,8 @@ class Tape:
         if leaf.grad is True:
             return
         if isinstance(leaf.grad, Tensor):
-            # A second use of the parameter (tied weights). The product's gradient is a transposed view, which is never added
-            # to in place; a cast one (autocast) is.
+            # A second use of the parameter (tied weights). The product's gradient is a transposed view, which is never
+            # added to in place; a cast one (autocast) is.
             if not leaf.dense:
                 leaf.grad = self.new(grad.shape, leaf.grad_dtype, GRADIENTS)
             return

@@ -1,6 +1,7 @@
 """Decoder-only models of the Llama shape: pre-norm (or post-norm) blocks, rotary positions, gated MLP.
 
-Sources: transformers 5.24 models/{llama,mistral,qwen2,qwen3,gemma,gemma2,gemma3,phi3,olmo,olmo2,granite,smollm3,starcoder2,
+Sources: transformers 5.24
+models/{llama,mistral,qwen2,qwen3,gemma,gemma2,gemma3,phi3,olmo,olmo2,granite,smollm3,starcoder2,
 cohere,stablelm}/modeling_*.py. A model type is a row of :data:`SHAPES`.
 """
 
@@ -23,9 +24,13 @@ class Shape:
     """What distinguishes one model type of this family from Llama."""
 
     norm: str = "llama"
-    """llama, gemma (1 + weight, fp32), olmo2 (fp32 product), layer (nn.LayerNorm), plain (no weight), bare (LN, no bias)."""
+    """llama, gemma (1 + weight, fp32), olmo2 (fp32 product), layer (nn.LayerNorm), plain (no weight), bare (LN, no
+    bias).
+    """
     norms: str = "pre"
-    """pre, post (olmo2: after each branch only), both (gemma2: before and after), parallel (cohere: one norm, two branches)."""
+    """pre, post (olmo2: after each branch only), both (gemma2: before and after), parallel (cohere: one norm, two
+    branches).
+    """
     qkv_bias: bool | str = "attention_bias"
     """A constant, or the config field that says so."""
     o_bias: bool | str = "attention_bias"
@@ -186,7 +191,8 @@ class Attention:
             q, k = rotate(f, q, *rope, cast_back=self.rope_fp32), rotate(f, k, *rope, cast_back=self.rope_fp32)
         out = env.attend(f, q, k, v, env.state["masks"][kind], self.dropout)
         del q, k, v
-        return self.o(f, out)
+        result: Tensor = self.o(f, out)
+        return result
 
 
 class Mlp:
@@ -211,16 +217,20 @@ class Mlp:
 
     def __call__(self, f: Tape, env: Env, x: Tensor) -> Tensor:
         """x [B, S, H] -> [B, S, H]."""
+        result: Tensor
         if not self.shape.gated:
-            return self.down(f, activation(f, self.up(f, x)))
+            result = self.down(f, activation(f, self.up(f, x)))
+            return result
         if self.shape.fused_gate:
             both = self.up(f, x)
             half = (*x.shape[:-1], self.width)
             gate, up = slice_of(f, both, half), slice_of(f, both, half)
-            return self.down(f, mul(f, up, activation(f, gate, self.act)))
-        if "swiglu" in env.liger:
-            return self.down(f, fused_swiglu(f, self.gate(f, x), self.up(f, x)))
-        return self.down(f, mul(f, activation(f, self.gate(f, x), self.act), self.up(f, x)))
+            result = self.down(f, mul(f, up, activation(f, gate, self.act)))
+        elif "swiglu" in env.liger:
+            result = self.down(f, fused_swiglu(f, self.gate(f, x), self.up(f, x)))
+        else:
+            result = self.down(f, mul(f, activation(f, self.gate(f, x), self.act), self.up(f, x)))
+        return result
 
 
 def _swiglu_backward(f: Tape, node: Any, grad: Tensor) -> tuple[Tensor, ...]:
@@ -328,7 +338,6 @@ class Model:
 
     def __call__(self, f: Tape, batch: Batch) -> Tensor:
         """The model's forward up to its last hidden state."""
-        env, a = self.env, self.a
         x = self.embed(f, batch.ids)
         if self.shape.embed_scale:
             x = scale(f, x)

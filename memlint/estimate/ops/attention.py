@@ -37,8 +37,8 @@ def eager_attention(
 ) -> Tensor:
     """transformers' eager_attention_forward: q [B, h, S, D], k, v [B, kv, S, D] -> [B, S, h*D].
 
-    Source: models/llama/modeling_llama.py of transformers 5.24. ``matmul`` copies operands whose batch and head dimensions
-    cannot be folded: with B > 1 every projection that is a transposed view of [B, S, h, D].
+    Source: models/llama/modeling_llama.py of transformers 5.24. ``matmul`` copies operands whose batch and head
+    dimensions cannot be folded: with B > 1 every projection that is a transposed view of [B, S, h, D].
     """
     b, heads, s, d = q.shape
     folds = b == 1
@@ -73,7 +73,7 @@ def _fused_backward(f: Tape, node: Node, grad: Tensor) -> tuple[Tensor | None, .
 
 def fused_attention(f: Tape, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
     """Flash or memory-efficient kernel: saves q, k, v, the output and one fp32 log-sum-exp per query and head."""
-    b, heads, s, d = q.shape
+    b, heads, s, _ = q.shape
     recorded = f.needs(q, k, v)
     if mask is not None and mask.dtype == "bool":
         # convert_boolean_attn_mask (attention.cpp, torch 2.13): where(mask, 0, -inf) in q's dtype, made in every layer.
@@ -110,7 +110,7 @@ def _interleave(f: Tape, x: Tensor, heads: int) -> Tensor:
 
 def math_attention(f: Tape, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *, causal: bool) -> Tensor:
     """The math back end: q and k scaled by the root of the scale, S x S weights kept (attention.cpp, sdp math)."""
-    b, heads, s, d = q.shape
+    b, heads, s, _ = q.shape
     if k.shape[1] != heads:
         k = _interleave(f, k, heads)
         v = _interleave(f, v, heads)
@@ -132,8 +132,8 @@ def sdpa_backend(dtype: str, head_dim: int, *, mask: bool, grouped: bool, capabi
     """Kernel that scaled_dot_product_attention picks on CUDA: flash, efficient or math.
 
     Rules of aten/src/ATen/native/transformers/cuda/sdp_utils.cpp (torch 2.13): flash needs half precision, no mask, a
-    head_dim up to 256 and compute capability 8.0; memory-efficient takes fp32 and masks but not grouped heads; math takes the
-    rest. Read from the source and confirmed on traces, not run on a GPU here.
+    head_dim up to 256 and compute capability 8.0; memory-efficient takes fp32 and masks but not grouped heads; math
+    takes the rest. Read from the source and confirmed on traces, not run on a GPU here.
     """
     ampere = capability is None or capability >= (8, 0)
     if dtype in ("bf16", "fp16") and not mask and head_dim <= 256 and ampere:
@@ -158,8 +158,8 @@ def sdpa(
 ) -> Tensor:
     """transformers' sdpa_attention_forward (integrations/sdpa_attention.py, 5.24): [B, h, S, D] -> [B, S, h*D].
 
-    Grouped heads go to the kernel as they are only without a mask and up to head_dim 256; otherwise K and V are repeated.
-    ``force``: ``flash`` for flash_attention_2, which takes grouped heads and windows natively.
+    Grouped heads go to the kernel as they are only without a mask and up to head_dim 256; otherwise K and V are
+    repeated. ``force``: ``flash`` for flash_attention_2, which takes grouped heads and windows natively.
     """
     b, heads, s, d = q.shape
     q, k, v = to_autocast(f, q), to_autocast(f, k), to_autocast(f, v)

@@ -1,4 +1,6 @@
-"""Elementwise and shape operations with the saved tensors and temporaries of PyTorch's derivatives.yaml (torch 2.13)."""
+"""Elementwise and shape operations with the saved tensors and temporaries of PyTorch's derivatives.yaml (torch
+2.13).
+"""
 
 from __future__ import annotations
 
@@ -149,8 +151,9 @@ def _silu_backward(f: Tape, node: Node, grad: Tensor) -> tuple[Tensor]:
     if f.one_kernel_silu:
         return (f.like(grad),)
     # A trace on fake tensors has no silu_backward kernel and runs torch/_decomp/decompositions.py (2.13) instead:
-    # grad * sigmoid * (1 + self * (1 - sigmoid)), five temporaries. The reference figures are made so; the estimate follows
-    # them and takes CUDA's single kernel (aten/src/ATen/native/cuda/ActivationSiluKernel.cu) for its lower bound.
+    # grad * sigmoid * (1 + self * (1 - sigmoid)), five temporaries. The reference figures are made so; the estimate
+    # follows them and takes CUDA's single kernel (aten/src/ATen/native/cuda/ActivationSiluKernel.cu) for its lower
+    # bound.
     temporaries = [f.new(grad.shape, grad.dtype, DECOMPOSED) for _ in range(5)]
     out = f.like(grad)
     del temporaries

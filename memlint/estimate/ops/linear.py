@@ -49,12 +49,7 @@ def to_autocast(f: Tape, x: Tensor) -> Tensor:
 def _linear_backward(f: Tape, node: Node, grad: Tensor) -> tuple[Tensor | None, ...]:
     # MmBackward0 / AddmmBackward0: gradient of the input, then of the weight; the bias gets the gradient itself and
     # validate_outputs sums it.
-    x, weight = node.saved
-    to_x = node.edges[0] is not None
-    grad_x = None
-    if to_x:
-        shape, dtype = node.shapes[0]
-        grad_x = f.new(shape, grad.dtype, TEMPORARIES)
+    grad_x = f.new(node.shapes[0][0], grad.dtype, TEMPORARIES) if node.edges[0] is not None else None
     grad_weight = f.new(node.shapes[1][0], grad.dtype, GRADIENTS) if node.edges[1] is not None else None
     if len(node.edges) == 2:
         return grad_x, grad_weight

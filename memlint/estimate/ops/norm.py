@@ -70,7 +70,9 @@ def _fused_rms_backward(f: Tape, node: Node, grad: Tensor) -> tuple[Tensor | Non
 
 
 def fused_rms_norm(f: Tape, x: Tensor, weight: Tensor | None) -> Tensor:
-    """One kernel that saves its input and one fp32 value a row (Liger-Kernel ops/rms_norm.py, F.rms_norm's fused form)."""
+    """One kernel that saves its input and one fp32 value a row (Liger-Kernel ops/rms_norm.py, F.rms_norm's fused
+    form).
+    """
     recorded = f.needs(x, weight)
     saved = f.save(x, weight) if recorded else ()
     out = f.like(x)

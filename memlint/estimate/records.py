@@ -1,0 +1,63 @@
+"""Parameters as they are recorded while a model is built, and as the optimizer sees them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+from typing import Sequence
+
+from memlint.estimate.engine.pool import rounded
+from memlint.units import DTYPE_BYTES
+
+
+@dataclass(slots=True)
+class Record:
+    """One parameter tensor, or ``count`` equal ones in equal layers."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    trainable: bool
+    grad_dtype: str
+    count: int
+    blocks: tuple[int, ...]
+    """Bytes of each storage that makes it up (a quantised weight has its statistics beside it), not rounded."""
+    base: bool = True
+    """Part of the model itself rather than of an adapter."""
+
+    @property
+    def numel(self) -> int:
+        """Elements of one tensor."""
+        return prod(self.shape)
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """One trainable tensor as the optimizer sees it (its shard or master copy), ``count`` times."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    grad_dtype: str
+    count: int
+    matrix: bool = True
+    """Still has the parameter's own dimensions (a flat partition has not)."""
+
+    @property
+    def numel(self) -> int:
+        """Elements."""
+        return prod(self.shape)
+
+    @property
+    def bytes(self) -> int:
+        """Rounded bytes of the parameter tensor."""
+        return rounded(self.numel * DTYPE_BYTES[self.dtype])
+
+    @property
+    def grad_bytes(self) -> int:
+        """Rounded bytes of its gradient."""
+        return rounded(self.numel * DTYPE_BYTES[self.grad_dtype])
+
+
+def slots_of(records: Sequence[Record]) -> list[Slot]:
+    """Trainable tensors of a model."""
+    return [Slot(r.shape, r.dtype, r.grad_dtype, r.count) for r in records if r.trainable]

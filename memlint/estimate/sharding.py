@@ -1,0 +1,253 @@
+"""How parameters, gradients and states are divided over data-parallel GPUs, and the buffers that dividing costs.
+
+Sources: torch 2.13 distributed/fsdp/_fully_shard (FSDP2: all-gather copy-out, reduce-scatter input),
+nn/parallel/distributed.py (DDP buckets); DeepSpeed 0.19 runtime/zero/stage_1_and_2.py, stage3.py, config.py (bucket
+sizes in elements).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Callable
+
+from memlint.estimate.engine.pool import COMMUNICATION, GRADIENTS, rounded
+from memlint.estimate.engine.tape import Leaf, Node, Tape, Tensor
+from memlint.estimate.records import Record, Slot
+from memlint.job import TrainingJob
+from memlint.units import DTYPE_BYTES
+
+BUCKET_ELEMENTS = 500_000_000
+"""reduce_bucket_size and allgather_bucket_size: runtime/zero/config.py, DeepSpeed 0.19."""
+PREFETCH_ELEMENTS = 50_000_000
+"""stage3_prefetch_bucket_size, same file."""
+
+
+@dataclass(slots=True)
+class Unit:
+    """Parameters that are gathered together: a layer, or what is outside all layers."""
+
+    gathered_bytes: int = 0
+    gathered_dtype_bytes: int = 2
+    gradients: list[Tensor] = field(default_factory=list)
+    gradient_elements: int = 0
+    shard_bytes: int = 0
+    buffer: Tensor | None = None
+
+
+@dataclass(slots=True)
+class Sharding:
+    """The data-parallel scheme of a run. ``world`` is the number of GPUs the states are divided over."""
+
+    kind: str
+    world: int
+    compute: str
+    """dtype of gathered parameters."""
+    reduce: str
+    """dtype in which gradients are reduced."""
+    gradient: str | None
+    offload: str
+    reshard: bool
+    bucket_elements: int
+    overlap: bool
+    bucket_view: bool
+    wrap: str
+    current: Unit | None = None
+    units: list[Unit] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, job: TrainingJob, world: int) -> Sharding:
+        """Read the scheme from a job; a single GPU divides nothing but still has DeepSpeed's master weights."""
+        parallelism, precision = job.parallelism, job.training.precision
+        kind = {"fsdp1": "fsdp", "hsdp": "fsdp", "fsdp2": "fsdp"}.get(parallelism.strategy, parallelism.strategy)
+        if kind == "device-map":
+            kind = "none"
+        if kind in ("ddp", "fsdp") and world <= 1:
+            kind = "none"
+        divided = parallelism.shard if parallelism.strategy == "hsdp" and parallelism.shard else world
+        compute = precision.autocast or precision.weights
+        overlap = parallelism.overlap_comm
+        return cls(
+            kind=kind,
+            world=max(1, divided),
+            compute=compute,
+            reduce=compute,
+            gradient=precision.gradients,
+            offload=parallelism.offload,
+            reshard=parallelism.reshard_after_forward,
+            bucket_elements=parallelism.reduce_bucket_elements or BUCKET_ELEMENTS,
+            # overlap_comm unset means true for stage 3 only (runtime/zero/config.py overlap_comm_valid)
+            overlap=kind == "zero3" if overlap is None else overlap,
+            bucket_view=parallelism.gradient_as_bucket_view,
+            wrap=parallelism.wrap,
+        )
+
+    @property
+    def gathers(self) -> bool:
+        """Whether parameters themselves are divided."""
+        return self.kind in ("zero3", "fsdp")
+
+    @property
+    def deepspeed(self) -> bool:
+        """Whether DeepSpeed's optimizer wrapper runs the step."""
+        return self.kind.startswith("zero")
+
+    def part(self, elements: int) -> int:
+        """Elements of one rank's share (padded)."""
+        return -(-elements // self.world)
+
+    def parameter_bytes(self, record: Record) -> int:
+        """Bytes of a parameter tensor as it rests on one GPU."""
+        if not self.gathers:
+            return sum([rounded(b) for b in record.blocks])
+        if self.offload in ("parameters", "all"):
+            return 0
+        return sum([rounded(-(-b // self.world)) for b in record.blocks])
+
+    def slots(self, slots: list[Slot], *, master: bool) -> list[Slot]:
+        """The tensors that this rank's optimizer updates.
+
+        DeepSpeed flattens everything into one partition, in fp32 when it keeps master weights (stage_1_and_2.py
+        single_partition_of_fp32_groups); FSDP2 shards each tensor along its first dimension.
+        """
+        if self.deepspeed:
+            total = sum(s.numel * s.count for s in slots)
+            if not total:
+                return []
+            dtype = "fp32" if master else slots[0].dtype
+            return [Slot((self.part(total),), dtype, dtype, 1, matrix=False)]
+        if self.kind == "fsdp":
+            return [
+                Slot((-(-s.shape[0] // self.world), *s.shape[1:]), s.dtype, s.grad_dtype, s.count) for s in slots
+            ]
+        return slots
+
+    def gradient_bytes(self, slots: list[Slot]) -> int:
+        """Bytes of all gradients as they rest on one GPU between backward and step."""
+        if self.kind in ("zero2", "zero3", "fsdp"):
+            if self.offload != "none":
+                return 0
+            return sum([s.count * rounded(self.part(s.numel) * DTYPE_BYTES[s.grad_dtype]) for s in slots])
+        return sum([s.count * s.grad_bytes for s in slots])
+
+    def static_communication(self, slots: list[Slot]) -> int:
+        """Buffers that live through the whole step."""
+        trainable = sum(s.numel * s.count for s in slots)
+        size = DTYPE_BYTES[self.compute]
+        if self.kind == "ddp":
+            return 0 if self.bucket_view else sum(s.count * rounded(s.numel * DTYPE_BYTES[s.grad_dtype]) for s in slots)
+        if self.deepspeed and trainable:
+            buckets = 2 if self.overlap else 1
+            return buckets * min(self.bucket_elements, trainable) * size
+        return 0
+
+    def unit(self) -> Unit:
+        """Begin a unit; parameters made from now on belong to it."""
+        self.current = Unit()
+        self.units.append(self.current)
+        return self.current
+
+    def adopt(self, leaf: Leaf | None, elements: int, compute_bytes: int, grad_dtype: str) -> None:
+        """Note a parameter of the unit under construction and divert its gradient."""
+        if self.kind in ("none", "ddp", "zero1"):
+            return
+        unit = self.current
+        if unit is not None and self.gathers:
+            unit.gathered_bytes += compute_bytes
+        if leaf is None:
+            return
+        kept = 0 if self.offload != "none" else self.part(elements) * DTYPE_BYTES[grad_dtype]
+        leaf.sink = _Sink(unit if self.gathers else None, kept).take
+
+    def run(self, f: Tape, unit: Unit | None, block: Callable[..., Tensor], x: Tensor, *others: Tensor) -> Tensor:
+        """Run a layer with its parameters gathered, in forward and again around its backward."""
+        if unit is None or not self.gathers:
+            return block(f, x, *others)
+        self.gather(f, unit)
+        if f.needs(x):
+            through = Tensor(x.shape, x.dtype, x.storage)
+            x = f.record(through, _leave_backward, (x,), (), (self, unit))
+        out = block(f, x, *others)
+        del x
+        if self.reshard:
+            unit.buffer = None
+        if f.needs(out):
+            out = f.record(Tensor(out.shape, out.dtype, out.storage), _enter_backward, (out,), (), (self, unit))
+        return out
+
+    def begin(self, f: Tape, root: Unit) -> None:
+        """Gather what is outside all layers before the forward; it stays until backward ends (FSDP2's root unit)."""
+        if self.gathers:
+            self.gather(f, root)
+
+    def finish(self, f: Tape) -> None:
+        """End of backward: reduce what is left (units whose input needed no gradient, and the root)."""
+        if not self.gathers:
+            return
+        for unit in self.units:
+            self.reduce_scatter(f, unit)
+            unit.buffer = None
+
+    def gather(self, f: Tape, unit: Unit) -> None:
+        """All-gather: the flat output of the collective, copied into whole parameters."""
+        if unit.buffer is None:
+            unit.buffer = f.new((unit.gathered_bytes,), "uint8", COMMUNICATION)
+            if self.kind == "fsdp":
+                # foreach_all_gather_copy_out: output buffer and parameters side by side for a moment.
+                f.pool.touch(unit.gathered_bytes, COMMUNICATION)
+
+    def reduce_scatter(self, f: Tape, unit: Unit) -> None:
+        """Post-backward: flat input of all gradients in the reduce dtype, then the rank's own part stays."""
+        if unit.gradients:
+            flat = f.new((unit.gradient_elements,), self.reduce, COMMUNICATION)
+            unit.gradients.clear()
+            kept = f.new((unit.shard_bytes,), "uint8", GRADIENTS) if unit.shard_bytes else None
+            unit.gradient_elements = 0
+            unit.shard_bytes = 0
+            if kept is not None:
+                f.kept.append(kept)
+            del flat
+        unit.buffer = None
+
+
+class _Sink:
+    """Takes a finished gradient away from its parameter: into the unit (FSDP, ZeRO-3) or straight into a bucket
+    (ZeRO-2).
+    """
+
+    __slots__ = ("kept", "unit")
+
+    def __init__(self, unit: Unit | None, kept: int) -> None:
+        self.unit = unit
+        self.kept = kept
+
+    def take(self, f: Tape, leaf: Leaf, grad: Tensor) -> None:
+        """Called by the engine with the gradient of one parameter."""
+        if leaf.grad is True:
+            kept = 0
+        else:
+            kept = self.kept
+        if self.unit is None:
+            if kept:
+                f.kept.append(f.new((kept,), "uint8", GRADIENTS))
+            return
+        if grad.storage is not None:
+            grad.storage.relabel(GRADIENTS)
+        unit = self.unit
+        unit.gradients.append(grad)
+        elements = 1
+        for side in leaf.shape:
+            elements *= side
+        unit.gradient_elements += elements
+        unit.shard_bytes += rounded(kept)
+
+
+def _enter_backward(f: Tape, node: Node, grad: Tensor) -> tuple[Tensor]:
+    sharding, unit = node.meta
+    sharding.gather(f, unit)
+    return (grad,)
+
+
+def _leave_backward(f: Tape, node: Node, grad: Tensor) -> tuple[Tensor]:
+    sharding, unit = node.meta
+    sharding.reduce_scatter(f, unit)
+    return (grad,)
