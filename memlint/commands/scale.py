@@ -198,6 +198,8 @@ def _activations(estimate: Estimate) -> int:
 
 def render_text(table: list[dict[str, Any]], micro_batch_size: int, sequence_length: int) -> str:
     """Return the rows as a table of at most 80 columns, sizes in GiB."""
+    from textwrap import wrap
+
     width = min(23, max([len("model"), *(len(row["model"]) for row in table)]))
     groups = ("static", "activations", "checkpointed")
     lines = [
@@ -211,14 +213,16 @@ def render_text(table: list[dict[str, Any]], micro_batch_size: int, sequence_len
             for name in ("static_bytes", "activation_bytes", "checkpointed_activation_bytes")
         )
         lines.append(f"{_short(row['model'], width):<{width}}  {_count(row['parameters']):>7}{cells}")
-    lines += [f"{row['model']}: not simulated: {row['note']}" for row in table if row["note"]]
+    for row in table:
+        if row["note"]:
+            lines += wrap(f"{_short(row['model'], 40)}: not simulated: {row['note']}", 80, subsequent_indent="  ")
     lines += [
         "",
         f"GiB at micro batch {micro_batch_size}, {sequence_length} tokens.",
-        "static: half-precision weights, fp32 gradients and two fp32 Adam moments, 14 bytes",
-        "per parameter. first: B*T*(34d + 5hT) a layer, one layer's when checkpointed.",
-        "simul: one step of the model's own shape with sdpa attention: all that forward",
-        "and backward hold beside the static part, logits included.",
+        "static: half-precision weights, fp32 gradients and two fp32 Adam moments, 14",
+        "bytes per parameter. first: B*T*(34d + 5hT) a layer, one layer's worth when",
+        "checkpointed. simul: one step of the model's own shape with sdpa attention: all",
+        "that forward and backward hold beside the static part, logits included.",
     ]
     return "\n".join(lines) + "\n"
 
