@@ -48,17 +48,17 @@ class Accelerate:
 
     def express(self, changes: Mapping[str, Any], document: Document, job: TrainingJob) -> tuple[KeyEdit, ...] | None:
         """Write mixed precision, sharding and offload; the rest belongs to the training file."""
-        return express_accelerate(changes, document)
+        return express_accelerate(changes, str(document.mapping.get("distributed_type", "")).upper())
 
 
 ACCELERATE = Accelerate()
 
 
-def express_accelerate(
-    changes: Mapping[str, Any], document: Document, *, file: str | None = None
-) -> tuple[KeyEdit, ...] | None:
-    """Write native fields as accelerate keys: mixed precision, ZeRO and FSDP, offload, FSDP checkpointing."""
-    kind = str(document.mapping.get("distributed_type", "")).upper()
+def express_accelerate(changes: Mapping[str, Any], kind: str, *, file: str | None = None) -> tuple[KeyEdit, ...] | None:
+    """Write native fields as accelerate keys: mixed precision, ZeRO and FSDP, offload, FSDP checkpointing.
+
+    ``kind`` is the file's ``distributed_type`` as it stands.
+    """
     edits: list[KeyEdit] = []
     strategy = changes.get("parallelism.strategy")
     target = {"fsdp": "FSDP", "zero1": "DEEPSPEED", "zero2": "DEEPSPEED", "zero3": "DEEPSPEED"}.get(

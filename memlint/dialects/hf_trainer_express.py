@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import Any, Mapping
 
+from memlint.dialects.hf_trainer_sharding import express_sharding
 from memlint.dialects.names import NATIVE_TO_ATTENTION, NATIVE_TO_DTYPE, NATIVE_TO_HF
 from memlint.document.model import Document
 from memlint.findings import KeyEdit
 from memlint.job import KeyPath, TrainingJob
-
-_ZERO_FILES = {"zero1": 1, "zero2": 2, "zero3": 3}
 
 
 def express_arguments(
@@ -57,19 +56,21 @@ def express_arguments(
             put("use_liger_kernel", True)
         elif field == "training.compile" and isinstance(value, bool):
             put("torch_compile", value)
-        elif field == "parallelism.strategy" and value == "fsdp" and not data.get("deepspeed"):
-            put("fsdp", True)
-        elif field == "parallelism.strategy" and value in _ZERO_FILES and not data.get("fsdp"):
-            edits.extend(_zero(data, prefix, _ZERO_FILES[value]))
-        elif field == "parallelism.offload" and data.get("fsdp") and value in ("none", "all"):
-            put("fsdp_config", value == "all", "cpu_offload")
+        elif field.startswith("parallelism."):
+            continue
         elif model_keys:
-            more = _model(field, value, changes, data, prefix)
-            if more is None:
+            found = _model(field, value, changes, data, prefix, job)
+            if found is None:
                 return None
-            edits.extend(more)
+            edits.extend(found)
         else:
             return None
+    sharding = {field: value for field, value in changes.items() if field.startswith("parallelism.")}
+    if sharding:
+        more = express_sharding(sharding, data, prefix, document, job)
+        if more is None:
+            return None
+        edits.extend(more)
     return tuple(edits) if edits or not changes else None
 
 
@@ -80,24 +81,11 @@ def _mapping_at(document: Document, prefix: KeyPath) -> Mapping[str, Any]:
     return data if isinstance(data, dict) else {}
 
 
-def _zero(data: Mapping[str, Any], prefix: KeyPath, stage: int) -> list[KeyEdit]:
-    """An inline DeepSpeed mapping: legal for ``deepspeed`` and independent of any other file."""
-    inline = data.get("deepspeed")
-    if isinstance(inline, dict):
-        return [KeyEdit(path=(*prefix, "deepspeed", "zero_optimization", "stage"), value=stage)]
-    config = {
-        "train_micro_batch_size_per_gpu": "auto",
-        "gradient_accumulation_steps": "auto",
-        "gradient_clipping": "auto",
-        "bf16": {"enabled": "auto"},
-        "zero_optimization": {"stage": stage},
-    }
-    return [KeyEdit(path=(*prefix, "deepspeed"), value=config)]
-
-
 def _model(
-    field: str, value: Any, changes: Mapping[str, Any], data: Mapping[str, Any], prefix: KeyPath
+    field: str, value: Any, changes: Mapping[str, Any], data: Mapping[str, Any], prefix: KeyPath, job: TrainingJob
 ) -> list[KeyEdit] | None:
+    """Keys of TRL's ModelConfig and trainer configs."""
+
     def edit(key: str, new: Any) -> KeyEdit:
         return KeyEdit(path=(*prefix, key), value=new)
 
@@ -105,7 +93,9 @@ def _model(
         return [edit("torch_dtype" if "torch_dtype" in data else "dtype", NATIVE_TO_DTYPE[value])]
     if field == "training.attention" and value in NATIVE_TO_ATTENTION:
         return [edit("attn_implementation", NATIVE_TO_ATTENTION[value])]
-    if field == "training.sequence_length" and isinstance(value, int):
+    if field == "training.completion_length" and isinstance(value, int):
+        return [edit("max_completion_length", value)]
+    if field == "training.sequence_length" and isinstance(value, int) and job.training.objective != "grpo":
         return [edit("max_seq_length" if "max_seq_length" in data else "max_length", value)]
     if field == "training.checkpointing.offload" and isinstance(value, bool):
         return [edit("activation_offloading", value)]
@@ -121,6 +111,8 @@ def _model(
             edits.append(edit("lora_target_modules", "all-linear"))
         if value == "qlora":
             edits.append(edit("load_in_4bit", True))
+        else:
+            edits.extend(edit(key, False) for key in ("load_in_4bit", "load_in_8bit") if data.get(key))
         return edits
     if field == "training.lora.rank" and isinstance(value, int):
         return [edit("lora_r", value)]

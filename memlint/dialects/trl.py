@@ -85,7 +85,9 @@ class Trl:
         edits: list[KeyEdit] = []
         strategy = rest.get("parallelism.strategy")
         data = document.mapping
-        if strategy in _SHIPPED and not data.get("deepspeed") and not data.get("fsdp"):
+        named = any(data.get(key) for key in ("deepspeed", "fsdp"))
+        named = named or data.get("accelerate_config") not in (None, *_SHIPPED.values(), "single_gpu")
+        if strategy in _SHIPPED and not named and "parallelism.offload" not in rest:
             del rest["parallelism.strategy"]
             edits.append(KeyEdit(path=("accelerate_config",), value=_SHIPPED[strategy]))
         if rest.get("training.loss") in ("fused", "chunked") and version_tuple(job.versions.get("trl")) >= (1, 6):

@@ -1,0 +1,89 @@
+"""Changes of sharding and offload, written where a Trainer's job has them: its own keys or the file it names."""
+
+from __future__ import annotations
+
+from typing import Any, Mapping
+
+from memlint.dialects.deepspeed import express_deepspeed
+from memlint.document.model import Document
+from memlint.findings import KeyEdit
+from memlint.job import KeyPath, Origin, TrainingJob
+
+_STAGES = {"zero1": 1, "zero2": 2, "zero3": 3}
+
+
+def express_sharding(
+    changes: Mapping[str, Any], data: Mapping[str, Any], prefix: KeyPath, document: Document, job: TrainingJob
+) -> tuple[KeyEdit, ...] | None:
+    """Write ``parallelism.*`` changes; None where they cannot be written.
+
+    A DeepSpeed or accelerate file of the user's own is edited in place; an inline mapping is edited where it is; where
+    neither exists, ``deepspeed`` becomes an inline mapping or ``fsdp`` is switched on.
+    """
+    strategy = changes.get("parallelism.strategy", job.parallelism.strategy)
+    origin = job.origins.get("parallelism.strategy")
+    if strategy in _STAGES:
+        if data.get("fsdp"):
+            return None
+        if isinstance(data.get("deepspeed"), dict):
+            return express_deepspeed(changes, prefix=(*prefix, "deepspeed"))
+        elsewhere = _companion(origin, document, changes)
+        if elsewhere is not None:
+            return elsewhere
+        return _inline(changes, prefix, _STAGES[strategy])
+    if strategy == "fsdp":
+        if data.get("deepspeed"):
+            return None
+        elsewhere = _companion(origin, document, changes)
+        return elsewhere if elsewhere is not None else _fsdp(changes, data, prefix)
+    return None
+
+
+def _companion(origin: Origin | None, document: Document, changes: Mapping[str, Any]) -> tuple[KeyEdit, ...] | None:
+    """Edits of the user's own DeepSpeed or accelerate file, when the strategy was read there."""
+    if origin is None or origin.file is None or origin.file == document.path or not origin.key:
+        return None
+    if origin.key[-1] == "stage":
+        return express_deepspeed(changes, prefix=origin.key[:-2], file=origin.file)
+    from memlint.dialects.accelerate import express_accelerate
+
+    kind = {"zero_stage": "DEEPSPEED"}.get(str(origin.key[-1]), "FSDP" if "fsdp_config" in origin.key else "MULTI_GPU")
+    return express_accelerate(changes, kind, file=origin.file)
+
+
+def _inline(changes: Mapping[str, Any], prefix: KeyPath, stage: int) -> tuple[KeyEdit, ...] | None:
+    """A whole DeepSpeed mapping under ``deepspeed``: legal there, and independent of any other file."""
+    zero: dict[str, Any] = {"stage": stage}
+    for field, value in changes.items():
+        if field == "parallelism.offload" and value in ("none", "optimizer", "all"):
+            if value != "none":
+                zero["offload_optimizer"] = {"device": "cpu", "pin_memory": True}
+            if value == "all":
+                zero["offload_param"] = {"device": "cpu", "pin_memory": True}
+        elif field == "parallelism.reduce_bucket_elements" and isinstance(value, int):
+            zero["reduce_bucket_size"] = value
+        elif field == "parallelism.overlap_comm" and isinstance(value, bool):
+            zero["overlap_comm"] = value
+        elif field != "parallelism.strategy":
+            return None
+    config = {
+        "train_micro_batch_size_per_gpu": "auto",
+        "gradient_accumulation_steps": "auto",
+        "gradient_clipping": "auto",
+        "bf16": {"enabled": "auto"},
+        "zero_optimization": zero,
+    }
+    return (KeyEdit(path=(*prefix, "deepspeed"), value=config),)
+
+
+def _fsdp(changes: Mapping[str, Any], data: Mapping[str, Any], prefix: KeyPath) -> tuple[KeyEdit, ...] | None:
+    edits = [] if data.get("fsdp") else [KeyEdit(path=(*prefix, "fsdp"), value=True)]
+    names = {"parallelism.offload": "cpu_offload", "parallelism.reshard_after_forward": "reshard_after_forward"}
+    for field, value in changes.items():
+        if field == "parallelism.strategy":
+            continue
+        if field not in names or isinstance(data.get("fsdp_config"), str) or value in ("optimizer", "parameters"):
+            return None
+        flag = value == "all" if field == "parallelism.offload" else bool(value)
+        edits.append(KeyEdit(path=(*prefix, "fsdp_config", names[field]), value=flag))
+    return tuple(edits)
