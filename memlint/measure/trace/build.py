@@ -45,6 +45,9 @@ def make_model(config: Any, *, head: str, dtype: torch.dtype, attention: str) ->
     with torch.device("cuda"), no_init_weights():
         model = owner.from_config(config, dtype=dtype, attn_implementation=attention)
     model.tie_weights()
+    if head == "seq2seq" and getattr(config, "decoder_start_token_id", None) is None:
+        # Checkpoints state it in generation_config.json or config.json; labels are shifted right with it.
+        config.decoder_start_token_id = getattr(config, "pad_token_id", None) or 0
     return model
 
 

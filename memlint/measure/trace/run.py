@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Mapping
 from typing import Any
+from unittest import mock
 
 import torch
 from torch._subclasses import FakeTensorMode
@@ -113,17 +114,26 @@ def _module_paths(recorder: Recorder, model: Any) -> Iterator[None]:
             hook.remove()
 
 
+LOSSES = ("cross_entropy", "mse_loss", "binary_cross_entropy_with_logits")
+
+
 @contextlib.contextmanager
 def _loss_phase(recorder: Recorder, model: Any) -> Iterator[None]:
-    """Enter the phase ``loss`` when transformers' loss function is called."""
-    inner = getattr(model, "loss_function", None)
-    if inner is None:
+    """Enter the phase ``loss`` when transformers' loss function, or a loss inside the model's forward, is called."""
+
+    def entering(inner: Any) -> Any:
+        def loss(*args: Any, **kwargs: Any) -> Any:
+            if recorder.phase == "forward":
+                recorder.enter("loss")
+            return inner(*args, **kwargs)
+
+        return loss
+
+    with contextlib.ExitStack() as stack:
+        for name in LOSSES:
+            function = getattr(torch.nn.functional, name)
+            stack.enter_context(mock.patch.object(torch.nn.functional, name, entering(function)))
+        inner = getattr(model, "loss_function", None)
+        if inner is not None:
+            model.loss_function = entering(inner)
         yield
-        return
-
-    def loss_function(*args: Any, **kwargs: Any) -> Any:
-        recorder.enter("loss")
-        return inner(*args, **kwargs)
-
-    model.loss_function = loss_function
-    yield
