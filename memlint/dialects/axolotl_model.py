@@ -135,12 +135,8 @@ def read_method(run: Run) -> None:
             run.reject(key, f"`{key}: true` needs an `adapter`: axolotl does not train quantised weights in full")
         _read_full(run)
         return
-    if run.adapter in ("lora", "qlora"):
-        method = run.adapter
-    elif run.adapter == "llama-adapter":
-        method = "llama-adapter"
-    else:
-        method = "lora" if cfg.has("lora_r") else run.adapter
+    method = {"lora": "lora", "qlora": "qlora", "llama-adapter": "prompt"}.get(run.adapter, "lora")
+    if run.adapter not in ("lora", "qlora"):
         run.assume(f"`adapter: {run.adapter}` is computed as {method}")
     run.put("training.method", method, "adapter")
     if method in ("lora", "qlora"):

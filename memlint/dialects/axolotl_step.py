@@ -15,23 +15,24 @@ OPTIMIZERS: dict[str, str] = {
     "optimi_adamw": "adamw-fused",
     "ao_adamw_4bit": "adamw-4bit",
     "ao_adamw_8bit": "adamw-8bit",
-    "ao_adamw_fp8": "adamw-8bit",
-    "adopt_adamw": "adamw",
+    "ao_adamw_fp8": "adamw-fp8",
+    "adopt_adamw": "adopt",
     "adamc": "adamw",
     "came_pytorch": "came",
     "muon": "muon",
     "dion": "dion",
-    "sinkgd": "sinkgd",
-    "polora": "polora",
+    "sinkgd": "sgd",
+    "polora": "sgd-momentum",
     "flash_adamw": "flash-adamw",
     "flash_adam": "flash-adamw",
     "flash_sgd": "sgd",
     "flash_sgdw": "sgd",
     "flash_lion": "lion",
-    "q_galore_adamw8bit": "galore-adamw-8bit",
+    "q_galore_adamw8bit": "q-galore-adamw-8bit",
 }
 """CustomSupportedOptimizers of axolotl 0.19 (core/builders/base.py) -> native names. optimi's AdamW runs one tensor at
-a time in Triton as a fused kernel does; fp8 states take one byte as 8-bit ones do; ADOPT and AdamC hold two moments."""
+a time in Triton as a fused kernel does; AdamC holds AdamW's two moments; SinkGD normalises gradients without a state;
+PoLoRA keeps one momentum per LoRA factor."""
 
 _LIGER_KERNELS = {
     "liger_rope": "rope",

@@ -24,7 +24,7 @@ class LlamaFactory:
     title = "LLaMA-Factory YAML"
     version = VERSION
     suffixes: tuple[str, ...] = (".yaml", ".yml", ".json")
-    markers: tuple[str, ...] = ("finetuning_type", "cutoff_len", "model_name_or_path", "model_class", "peft_config")
+    markers: tuple[str, ...] = ("model_name_or_path", "finetuning_type", "model_class", "peft_config")
 
     def recognise(self, document: Document) -> bool:
         """Whether the mapping is of the v0 or the v1 form."""

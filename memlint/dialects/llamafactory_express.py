@@ -122,7 +122,7 @@ def _reentrant(write: Writer, value: Any) -> None:
 
 def _optimizer(write: Writer, value: Any) -> None:
     write.drop(*_OWN_OPTIMIZERS)
-    own = {"galore-adamw": "use_galore", "apollo": "use_apollo", "muon": "use_muon", "adam-mini": "use_adam_mini"}
+    own = {"galore-adamw": "use_galore", "apollo": "use_apollo", "muon": "use_muon"}
     if value in own:
         write.set(own[value], True)
         if value == "galore-adamw":

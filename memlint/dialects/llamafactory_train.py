@@ -194,7 +194,7 @@ def read_optimizer(run: Run) -> None:
         ("use_galore", "galore-adamw"),
         ("use_apollo", "apollo"),
         ("use_badam", "adamw"),
-        ("use_adam_mini", "adam-mini"),
+        ("use_adam_mini", "sgd-momentum"),
         ("use_muon", "muon"),
     ):
         if not cfg.flag(key):
@@ -204,6 +204,8 @@ def read_optimizer(run: Run) -> None:
         run.put("training.optimizer", native, key)
         if cfg.flag(f"{key[4:]}_layerwise"):
             run.put("training.optimizer_in_backward", True, f"{key[4:]}_layerwise")
+        if key == "use_adam_mini":
+            run.assume("Adam-mini keeps one moment per parameter; computed as SGD with momentum")
         if key == "use_badam":
             run.assume("BAdam trains one block at a time; computed with states for all parameters")
         if run.method == "lora" and key in ("use_galore", "use_apollo", "use_badam"):

@@ -76,7 +76,15 @@ DIALECTS: tuple[Dialect, ...] = (
         "train_batch_size",
     ),
     _lazy("axolotl", "axolotl", "AXOLOTL", "base_model"),
-    _lazy("llamafactory", "llamafactory", "LLAMAFACTORY", "model_name_or_path", "finetuning_type", "model_class"),
+    _lazy(
+        "llamafactory",
+        "llamafactory",
+        "LLAMAFACTORY",
+        "model_name_or_path",
+        "finetuning_type",
+        "model_class",
+        "peft_config",
+    ),
     _lazy("trl", "trl", "TRL", "model_name_or_path", "max_prompt_length", "num_generations", "dataset_mixer"),
     _lazy(
         "hf-trainer",
