@@ -18,7 +18,9 @@ ASSIGNMENTS = ("target", "dialect", "gpus")
 
 _KNOWN = "it knows `ignore[MEM301] reason`, `ignore-file[MEM301] reason`, `target=...`, `dialect=...` and `gpus=...`"
 _MARK = "memlint:"
-_COMMENT = re.compile(r"#[ \t]*memlint:[ \t]*([^\r\n]*)")
+_COMMENT = re.compile(r"#[ \t]*memlint:[ \t]*")
+_MAX_LENGTH = 2000
+"""Characters of one comment that are looked at."""
 _NAME = re.compile(r"[A-Za-z][A-Za-z_-]*")
 _ASSIGNMENT = re.compile(r"([A-Za-z][A-Za-z_-]*)[ \t]*=[ \t]*")
 _NEXT_ASSIGNMENT = re.compile(r"(?:[ \t]+|[ \t]*[,;][ \t]*)(?=(?:target|dialect|gpus)[ \t]*=)|[ \t]+#")
@@ -58,13 +60,15 @@ def find_pragmas(text: str, format: str) -> tuple[tuple[Pragma, ...], tuple[Synt
     lines = Lines(text)
     pragmas: list[Pragma] = []
     problems: list[SyntaxProblem] = []
-    for match in found:
+    for match, following in zip(found, [*found[1:], None]):
         if not is_comment(match.start()):
             continue
+        stop = min(match.end() + _MAX_LENGTH, following.start() if following else len(text))
+        body = text[match.end() : stop].splitlines()[0].rstrip() if match.end() < stop else ""
         try:
-            pragmas.extend(_parse(match.group(1).strip(), text, match, lines))
+            pragmas.extend(_parse(body, text, match, lines))
         except ValueError as error:
-            end = match.start() + len(match.group().rstrip())
+            end = match.end() + len(body) if body else match.start() + len(match.group().rstrip())
             problems.append(SyntaxProblem(message=str(error), span=lines.span(match.start(), end), fatal=False))
     return tuple(pragmas), tuple(problems)
 
