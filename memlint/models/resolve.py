@@ -110,7 +110,9 @@ def resolve_job(
         raise ModelConfigError(resolved)
     if resolved.architecture is None:
         raise UserError(resolved.reason or "the model's shape is not known")
-    return replace(job, architecture=resolved.architecture)
+    from memlint.job import settle_dtype
+
+    return settle_dtype(replace(job, architecture=resolved.architecture), resolved.architecture.dtype)
 
 
 def _read(config: Mapping[str, Any], model_id: str | None, source: str, file: str | None) -> Resolved:
