@@ -42,7 +42,9 @@ def resolve(
         architecture = resolved.architecture
         if isinstance(job.model, Mapping) and architecture.id is None:
             architecture = replace(architecture, id=document.path)
-        return replace(job, architecture=architecture), None, ()
+        from memlint.job import settle_dtype
+
+        return settle_dtype(replace(job, architecture=architecture), architecture.dtype), None, ()
     reason = resolved.reason or "the model's shape is not known"
     return job, reason, _problems(resolved, job, companions)
 
