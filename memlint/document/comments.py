@@ -161,7 +161,7 @@ def _comments_of(text: str, format: str) -> Callable[[int], bool]:
     import yaml
 
     from memlint.document.positions import BOM
-    from memlint.document.yaml_reader import BoundedLoader
+    from memlint.document.yaml_loader import BoundedLoader
 
     base = 1 if text.startswith(BOM) else 0
     starts: list[int] = []

@@ -15,88 +15,29 @@ from yaml.constructor import SafeConstructor
 from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
 from memlint.document.limits import (
-    MAX_DEPTH,
     MAX_DOCUMENTS,
     MAX_NUMBER_LENGTH,
     MAX_PLAIN_YAML_BYTES,
     MAX_PROBLEMS,
     MAX_TAG_DIRECTIVES,
-    MAX_YAML_NODES,
 )
 from memlint.document.model import SyntaxProblem
 from memlint.document.positions import BOM, Lines, excerpt, problem_at
-
-_PREFIX = "tag:yaml.org,2002:"
-STR, INT, MAP, SEQ = _PREFIX + "str", _PREFIX + "int", _PREFIX + "map", _PREFIX + "seq"
-BOOL, NULL, MERGE, VALUE = _PREFIX + "bool", _PREFIX + "null", _PREFIX + "merge", _PREFIX + "value"
-
-HAS_C_READER: bool = getattr(yaml, "CSafeLoader", None) is not None
-_BASE: Any = yaml.CSafeLoader if HAS_C_READER else yaml.SafeLoader
-
-_resolved: dict[str, str] = {}
-"""Tags of short plain scalars already resolved: configs repeat their words, and the regular expressions cost most."""
-
-
-class BoundExceeded(Exception):
-    """The text holds more than the bounds allow; ``offset`` is where that was noticed."""
-
-    def __init__(self, message: str, offset: int) -> None:
-        """Say what is too much and where."""
-        super().__init__(message)
-        self.message = message
-        self.offset = offset
-
-
-class BoundedLoader(_BASE):  # type: ignore[misc]  # the base class depends on how PyYAML was built
-    """PyYAML's safe loader; counts nodes and depth while it composes, and remembers mappings as they were written."""
-
-    def __init__(self, text: str) -> None:
-        """Prepare to read ``text``; raises yaml.YAMLError and UnicodeEncodeError on characters that YAML refuses."""
-        super().__init__(text)
-        self.nodes_read = 0
-        self.depth = 0
-        self.own_pairs: dict[int, list[tuple[Node, Node]]] = {}
-        """Pairs of mappings with merge keys, by id of the node, before the merge was carried out."""
-
-    def descend_resolver(self, current_node: Node | None, current_index: object) -> None:
-        """Count one more node; the composer calls this before each."""
-        self.nodes_read += 1
-        self.depth += 1
-        if self.depth > MAX_DEPTH or self.nodes_read > MAX_YAML_NODES:
-            offset = current_node.start_mark.index if current_node is not None else 0
-            raise BoundExceeded(too_deep() if self.depth > MAX_DEPTH else too_many(), offset)
-
-    def ascend_resolver(self) -> None:
-        """Leave a node."""
-        self.depth -= 1
-
-    def resolve(self, kind: type[Node], value: Any, implicit: Any) -> str:
-        """Return the tag of an untagged node as ``Resolver.resolve`` does."""
-        if kind is not ScalarNode:
-            return MAP if kind is MappingNode else SEQ
-        if not implicit[0]:
-            return STR
-        tag = _resolved.get(value)
-        if tag is None:
-            tag = str(super().resolve(kind, value, implicit))
-            if len(value) <= 32 and len(_resolved) < 8192:
-                _resolved[value] = tag
-        return tag
-
-    def flatten_mapping(self, node: MappingNode) -> None:
-        """Carry out merge keys in place, as PyYAML does, but keep what the mapping itself says."""
-        self.own_pairs.setdefault(id(node), list(node.value))
-        super().flatten_mapping(node)
-
-
-def too_deep() -> str:
-    """Return the message for nesting beyond the bound."""
-    return f"nested more than {MAX_DEPTH} levels deep; memlint does not read such a file"
-
-
-def too_many() -> str:
-    """Return the message for more values than the bound."""
-    return f"more than {MAX_YAML_NODES:,} keys and values, aliases expanded; memlint does not read such a file"
+from memlint.document.yaml_loader import (
+    BOOL,
+    HAS_C_READER,
+    INT,
+    MAP,
+    MERGE,
+    NULL,
+    PREFIX,
+    SEQ,
+    STR,
+    VALUE,
+    BoundedLoader,
+    BoundExceeded,
+    check_aliases,
+)
 
 
 class _Builder:
@@ -143,7 +84,7 @@ class _Builder:
             return None
         if tag == BOOL and value.lower() in SafeConstructor.bool_values:
             return SafeConstructor.bool_values[value.lower()]
-        if len(value) > MAX_NUMBER_LENGTH and tag != _PREFIX + "binary":
+        if len(value) > MAX_NUMBER_LENGTH and tag != PREFIX + "binary":
             limit = f"the longest that is read has {MAX_NUMBER_LENGTH:,}"
             self.report(f"a number of {len(value):,} characters; {limit}", node)
             return value
@@ -157,7 +98,7 @@ class _Builder:
             except Exception as error:  # besides its own, PyYAML lets ValueError, KeyError, AttributeError through
                 self.report(_refusal(node, error), node)
         else:
-            name = excerpt(node.tag.replace(_PREFIX, "!!"))
+            name = excerpt(node.tag.replace(PREFIX, "!!"))
             self.report(f"the tag `{name}` is not plain YAML: it is not executed, and a safe loader refuses it", node)
         if node.__class__ is MappingNode:
             return self.mapping(node)
@@ -212,7 +153,7 @@ class _Builder:
 def _refusal(node: Node, error: Exception) -> str:
     if isinstance(error, yaml.YAMLError):
         return _sentence(error)
-    name = node.tag.replace(_PREFIX, "")
+    name = node.tag.replace(PREFIX, "")
     shown = f"`{excerpt(node.value)}`" if isinstance(node, ScalarNode) else "this"
     reason = excerpt(str(error), 80) if isinstance(error, ValueError) else "PyYAML stops here"
     return f"{shown} cannot be read as {name}: {reason}"
@@ -223,35 +164,6 @@ def _sentence(error: yaml.YAMLError) -> str:
     problem = getattr(error, "problem", None) or getattr(error, "reason", None) or "not valid YAML"
     context = getattr(error, "context", None)
     return excerpt(f"{problem}, {context}" if context else str(problem), 160)
-
-
-def _check_aliases(node: Node, sizes: dict[int, tuple[int, int]], base: int) -> tuple[int, int]:
-    """Return values and levels of ``node`` with every alias expanded; raise where that passes a bound or never ends.
-
-    An alias stands behind its anchor, so in document order its target is measured already, or still open: a cycle. The
-    recursion is as deep as the text is nested, which the composer has bounded.
-    """
-    if isinstance(node, ScalarNode):
-        return 1, 1
-    key = id(node)
-    known = sizes.get(key)
-    if known is not None:
-        if known[0] == 0:
-            message = "this anchor contains an alias to itself, which has no end"
-            raise BoundExceeded(message, node.start_mark.index + base)
-        return known
-    sizes[key] = (0, 0)
-    size, levels = 1, 1
-    for child in node.value:
-        for part in child if isinstance(child, tuple) else (child,):
-            part_size, part_levels = _check_aliases(part, sizes, base)
-            size += part_size
-            levels = max(levels, part_levels + 1)
-            if size > MAX_YAML_NODES or levels > MAX_DEPTH:
-                message = too_many() if size > MAX_YAML_NODES else too_deep()
-                raise BoundExceeded(message, part.start_mark.index + base)
-    sizes[key] = (size, levels)
-    return size, levels
 
 
 def read_yaml(text: str) -> list[tuple[Any, list[SyntaxProblem]]]:
@@ -278,7 +190,7 @@ def read_yaml(text: str) -> list[tuple[Any, list[SyntaxProblem]]]:
             if len(documents) == MAX_DOCUMENTS:
                 raise BoundExceeded(f"more than {MAX_DOCUMENTS} documents in one file", node.start_mark.index)
             if "*" in text:
-                _check_aliases(node, {}, 0)
+                check_aliases(node, {})
             builder = _Builder(loader, text, base)
             documents.append((builder.build(node), builder.problems))
     except (yaml.YAMLError, UnicodeError, BoundExceeded) as error:
@@ -322,7 +234,7 @@ def _before_mistake(text: str, problem: SyntaxProblem, index: int) -> Any:
                 node = loader.get_node() if loader.check_node() else None
                 if node is None or loader.check_node():
                     return None
-                _check_aliases(node, {}, 0)
+                check_aliases(node, {})
                 return _Builder(loader, text, 0).build(node)
             except (yaml.YAMLError, UnicodeError, BoundExceeded):
                 return None

@@ -22,7 +22,7 @@ from yaml.nodes import ScalarNode
 from memlint.document.limits import MAX_NUMBER_LENGTH
 from memlint.document.positions import BOM
 from memlint.document.tree import Node, Pair
-from memlint.document.yaml_reader import MERGE, STR, VALUE, BoundedLoader
+from memlint.document.yaml_loader import MERGE, STR, VALUE, BoundedLoader
 
 
 class TreeReader:
