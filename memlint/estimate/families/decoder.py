@@ -27,7 +27,7 @@ class DecoderModel:
         self.head: Any
         objective = job.training.objective
         if objective == "causal-lm":
-            self.head = CausalHead(a, build, self.body.embed)
+            self.head = CausalHead(a, build, self.body.embed, bias=getattr(self.body, "head_bias", False))
         elif objective in ("sequence-classification", "token-classification", "reward"):
             self.head = ClassificationHead(a, build, self.body.embed, per_token=objective == "token-classification")
         else:

@@ -53,7 +53,14 @@ def _decoder(job: TrainingJob, build: Build, env: Env) -> Trainable:
     return DecoderModel(job, build, env, Model)
 
 
+def _gpt(job: TrainingJob, build: Build, env: Env) -> Trainable:
+    from memlint.estimate.families.gpt import build as build_gpt
+
+    return build_gpt(job, build, env)
+
+
 FAMILIES: dict[str, Callable[[TrainingJob, Build, Env], Trainable]] = {
     "llama": _decoder,
+    "gpt2": _gpt,
 }
 """Family name of an Architecture -> builder; modules load on first use."""

@@ -1,0 +1,55 @@
+"""Views of one tensor whose gradients meet again: split and chunk, select, and the gradients they make."""
+
+from __future__ import annotations
+
+from math import prod
+
+from memlint.estimate.engine.tape import Node, Shape, Tape, Tensor
+from memlint.estimate.ops.basic import slice_of
+
+
+class _Parts:
+    """What a split waits for: the gradients of its parts that have arrived, and the shape of the whole."""
+
+    __slots__ = ("grads", "shape")
+
+    def __init__(self, shape: Shape) -> None:
+        self.shape = shape
+        self.grads: list[Tensor] = []
+
+
+def _part_backward(f: Tape, node: Node, grad: Tensor) -> tuple[Tensor | None]:
+    # The first gradient of a part also wakes the split itself; all of them stay in its input buffer until then.
+    parts: _Parts = node.meta
+    parts.grads.append(grad)
+    return (grad,) if len(parts.grads) == 1 else (None,)
+
+
+def _split_backward(f: Tape, node: Node, grad: Tensor) -> tuple[Tensor]:
+    # split_backward (FunctionsManual.cpp): a cat of the gradients, zeros for those that are undefined.
+    parts: _Parts = node.meta
+    missing = prod(parts.shape) - sum(prod(g.shape) for g in parts.grads)
+    zeros = f.new((missing,), grad.dtype) if missing > 0 else None
+    out = f.new(parts.shape, grad.dtype)
+    del zeros
+    parts.grads = []
+    return (out,)
+
+
+def split(f: Tape, x: Tensor, *shapes: Shape) -> tuple[Tensor, ...]:
+    """``split`` or ``chunk``: views of x under the given shapes; backward concatenates their gradients once."""
+    views = tuple(Tensor(shape, x.dtype, x.storage) for shape in shapes)
+    if not f.needs(x):
+        return views
+    parts = _Parts(x.shape)
+    whole = f.record(Tensor(x.shape, x.dtype, x.storage), _split_backward, (x,), (), parts)
+    for view in views:
+        f.record(view, _part_backward, (whole,), (), parts)
+        assert isinstance(view.node, Node)
+        view.node.shapes = ((view.shape, view.dtype),)
+    return views
+
+
+def select(f: Tape, x: Tensor, shape: Shape) -> Tensor:
+    """``x[..., i, :]``: a view; its gradient is a zero tensor of x's size (select_backward)."""
+    return slice_of(f, x, shape)
