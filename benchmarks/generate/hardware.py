@@ -18,6 +18,10 @@ from typing import Any
 
 HERE = Path(__file__).resolve().parent
 PACKAGE = HERE.parents[1] / "memlint" / "hardware"
+sys.path.insert(0, str(HERE.parents[1]))
+
+from memlint.hardware.names import key  # noqa: E402  # the checkout's own, whatever is installed
+
 UNITS = {"GiB": 1024**3, "MiB": 1024**2, "B": 1}
 
 HEADER = '''"""{title}
@@ -104,6 +108,11 @@ def literal(value: Any) -> str:
     return repr(value)
 
 
+def mapping(values: dict[str, int]) -> str:
+    """Return Python source of a dictionary, one entry a line."""
+    return "{\n" + "".join(f"    {literal(name)}: {index},\n" for name, index in values.items()) + "}"
+
+
 def table(name: str, annotation: str, docstring: str, values: Iterable[tuple[Any, ...]]) -> str:
     """Return the source of one module-level tuple, one row a line."""
     lines = "".join(f"    {literal(value)},\n" for value in values)
@@ -117,6 +126,14 @@ def gpu_module() -> str:
         sources="gpus.csv, gpu_groups.csv, gpu_assumed.csv, mig.csv",
     )
     assumed = [(row["text"], row["gpu"], words(row["others"]), row["why"]) for row in rows("gpu_assumed.csv")]
+    gpus = gpu_rows()
+    gpu_keys: dict[str, int] = {}
+    for index, row in enumerate(gpus):
+        for name in (row[0], *row[1]):
+            gpu_keys.setdefault(key(name), index)
+    assumed_keys = {key(row[0]): index for index, row in enumerate(assumed)}
+    for name in assumed_keys:
+        gpu_keys.pop(name, None)
     return head + "\n".join(
         (
             table(
@@ -124,14 +141,16 @@ def gpu_module() -> str:
                 "tuple[tuple[str, tuple[str, ...], int, int, int, tuple[int, int] | None, bool, bool, str], ...]",
                 "Name, aliases, marketing GB, lowest and highest total bytes reported, compute capability, bf16, fp8, "
                 "source.",
-                gpu_rows(),
+                gpus,
             ),
+            f'GPU_KEYS: dict[str, int] = {mapping(gpu_keys)}\n"""Keys of names and aliases -> row of GPUS."""\n',
             table(
                 "ASSUMED",
                 "tuple[tuple[str, str, tuple[str, ...], str], ...]",
                 "Text that names several GPUs, the one it is taken as (empty: ask), the others, and why.",
                 assumed,
             ),
+            f'ASSUMED_KEYS: dict[str, int] = {mapping(assumed_keys)}\n"""Keys of these texts -> row of ASSUMED."""\n',
             table(
                 "PARTITIONS",
                 "tuple[tuple[tuple[str, ...], tuple[tuple[str, int, str], ...]], ...]",

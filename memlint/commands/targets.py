@@ -75,7 +75,7 @@ def matching(listed: list[dict[str, Any]], text: str) -> list[dict[str, Any]]:
 
     Raises UserError when there is none.
     """
-    from memlint.hardware.catalog import key
+    from memlint.hardware.names import key
 
     wanted = key(text)
     found = [row for row in listed if wanted and any(wanted in key(name) for name in (row["name"], *row["aliases"]))]

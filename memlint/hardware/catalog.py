@@ -1,36 +1,43 @@
 """The known GPUs, MIG partitions and cloud instances, and how their names are looked up.
 
-Names are compared by key: lower case, letters and digits alone, without the maker's words, so that ``A100-80GB``,
-``a100_80g`` and ``NVIDIA A100 80GB PCIe`` (what ``torch.cuda.get_device_name`` prints) are all understood.
+Names are compared by key (:func:`memlint.hardware.names.key`), so that ``A100-80GB``, ``a100_80g`` and ``NVIDIA A100
+80GB PCIe`` (what ``torch.cuda.get_device_name`` prints) are all understood. The records are plain classes: this module
+is on the path of every check, and each named tuple or dataclass would add a third of a millisecond to its start.
 """
 
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any
 
-from memlint.hardware.gpus import ASSUMED, GPUS, PARTITIONS
-
-_MAKERS = (
-    "nvidia",
-    "geforce",
-    "tesla",
-    "amd",
-    "instinct",
-    "intel",
-    "habana",
-    "gpu",
-    "graphics",
-    "generation",
-    "edition",
-    "tensorcore",
-)
-"""Words of the makers' product names that do not tell GPUs apart."""
+from memlint.hardware.gpus import ASSUMED, ASSUMED_KEYS, GPU_KEYS, GPUS, PARTITIONS
+from memlint.hardware.names import key
 
 
-class Gpu(NamedTuple):
+class _Row:
+    """A row of a generated table, its columns as attributes."""
+
+    __slots__: tuple[str, ...] = ()
+
+    def __init__(self, *row: Any) -> None:
+        for name, value in zip(self.__slots__, row, strict=True):
+            setattr(self, name, value)
+
+
+class Gpu(_Row):
     """One kind of GPU. Sizes in bytes."""
 
+    __slots__ = (  # noqa: RUF023  # the order of the columns
+        "name",
+        "aliases",
+        "marketing_gb",
+        "usable_bytes",
+        "usable_high_bytes",
+        "compute_capability",
+        "bf16",
+        "fp8",
+        "source",
+    )
     name: str
     """Canonical name, as printed: ``A100-80GB``."""
     aliases: tuple[str, ...]
@@ -48,9 +55,10 @@ class Gpu(NamedTuple):
     """Where the memory figures were read."""
 
 
-class Assumed(NamedTuple):
+class Assumed(_Row):
     """A text that names several GPUs."""
 
+    __slots__ = ("text", "gpu", "others", "why")  # noqa: RUF023  # the order of the columns
     text: str
     gpu: str
     """The GPU it is taken as; empty where the user is asked."""
@@ -59,31 +67,25 @@ class Assumed(NamedTuple):
     why: str
 
 
-class Partition(NamedTuple):
+class Partition(_Row):
     """One MIG profile of a GPU."""
 
+    __slots__ = ("profile", "usable_bytes", "source")  # noqa: RUF023  # the order of the columns
     profile: str
     """NVIDIA's name of it: ``3g.40gb``."""
     usable_bytes: int
     source: str
 
 
-class Instance(NamedTuple):
+class Instance(_Row):
     """One cloud instance type."""
 
+    __slots__ = ("name", "gpu", "gpus", "source")  # noqa: RUF023  # the order of the columns
     name: str
     gpu: str
     gpus: int
     """GPUs in one instance."""
     source: str
-
-
-def key(text: str) -> str:
-    """Return the form in which names are compared."""
-    squeezed = "".join(character for character in text.lower() if character.isalnum() and character.isascii())
-    for word in _MAKERS:
-        squeezed = squeezed.replace(word, "")
-    return squeezed.replace("gib", "gb")
 
 
 @lru_cache(maxsize=1)
@@ -95,21 +97,9 @@ def gpus() -> tuple[Gpu, ...]:
 @lru_cache(maxsize=1)
 def instances() -> tuple[Instance, ...]:
     """Return every known cloud instance type."""
-    from memlint.hardware.instances import INSTANCES  # half of the lookups need no instance
+    from memlint.hardware.instances import INSTANCES  # most lookups need no instance
 
     return tuple(Instance(name, gpu, count, source) for names, gpu, count, source in INSTANCES for name in names)
-
-
-@lru_cache(maxsize=1)
-def gpu_index() -> dict[str, Gpu | Assumed]:
-    """Return GPUs and ambiguous names by key."""
-    index: dict[str, Gpu | Assumed] = {}
-    for gpu in gpus():
-        for name in (gpu.name, *gpu.aliases):
-            index.setdefault(key(name), gpu)
-    for row in ASSUMED:
-        index[key(row[0])] = Assumed(*row)
-    return index
 
 
 @lru_cache(maxsize=1)
@@ -126,14 +116,23 @@ def instance_index() -> dict[str, Instance]:
     return index
 
 
+def gpu_names() -> dict[str, str]:
+    """Return the printed name of every GPU and ambiguous text by key."""
+    names = {name: GPUS[index][0] for name, index in GPU_KEYS.items()}
+    return names | {name: ASSUMED[index][0] for name, index in ASSUMED_KEYS.items()}
+
+
 def find_gpu(text: str) -> Gpu | Assumed | None:
     """Return the GPU of that name, an ambiguity, or None when the name is unknown. ``80G`` reads as ``80GB``."""
-    index = gpu_index()
     name = key(text)
-    found = index.get(name)
-    if found is None and name.endswith("g"):
-        found = index.get(name + "b")
-    return found
+    for wanted in (name, name + "b") if name.endswith("g") else (name,):
+        index = GPU_KEYS.get(wanted)
+        if index is not None:
+            return Gpu(*GPUS[index])
+        index = ASSUMED_KEYS.get(wanted)
+        if index is not None:
+            return Assumed(*ASSUMED[index])
+    return None
 
 
 def find_instance(text: str) -> Instance | None:
@@ -143,10 +142,7 @@ def find_instance(text: str) -> Instance | None:
 
 def gpu_named(name: str) -> Gpu:
     """Return the GPU whose canonical name is ``name``; KeyError for any other text."""
-    found = gpu_index()[key(name)]
-    if not isinstance(found, Gpu):
-        raise KeyError(name)
-    return found
+    return Gpu(*GPUS[GPU_KEYS[key(name)]])
 
 
 def partitions(gpu: Gpu) -> tuple[Partition, ...]:

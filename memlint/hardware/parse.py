@@ -6,9 +6,6 @@ Case and separators are free. Beside the forms of the contract, the count may fo
 
 from __future__ import annotations
 
-import re
-from typing import NamedTuple
-
 from memlint.errors import UserError
 from memlint.hardware.catalog import (
     Assumed,
@@ -17,12 +14,12 @@ from memlint.hardware.catalog import (
     Partition,
     find_gpu,
     find_instance,
-    gpu_index,
     gpu_named,
+    gpu_names,
     instance_index,
-    key,
     partitions,
 )
+from memlint.hardware.names import key
 from memlint.hardware.target import Target
 from memlint.units import GIB, MIB
 
@@ -32,22 +29,13 @@ MAX_GPUS = 1_000_000
 """More than the largest cluster; beyond it a number is a typing error."""
 MAX_SIZE = 4096 * GIB
 
-_COUNT = r"(\d{1,7})\s*(?:[x×*][\s_-]*|\s+)(?=[A-Za-z0-9])"
-_SIZE = r"(\d{1,7}(?:\.\d{1,6})?)\s*(gib|gb|gi|g|mib|mb|mi|m)"
+_DIGITS = "0123456789"
+_TIMES = ("x", "X", "×", "*")
 _SIZES = {"gib": GIB, "gi": GIB, "gb": 10**9, "g": 10**9, "mib": MIB, "mi": MIB, "mb": 10**6, "m": 10**6}
 """``GB`` is decimal, as on the box; a lone ``G`` is read as GB, the smaller of the two."""
 
-
-class _Counts(NamedTuple):
-    nodes: int
-    per_node: int
-    stated: bool
-    """A count stands in the text."""
-
-    @property
-    def prefix(self) -> str:
-        nodes = f"{self.nodes}x" if self.nodes > 1 else ""
-        return nodes + (f"{self.per_node}x" if self.per_node > 1 or nodes else "")
+_Counts = tuple[int, int]
+"""Nodes, and GPUs (or instances) in each."""
 
 
 def parse_target(text: str) -> Target:
@@ -60,15 +48,17 @@ def parse_target(text: str) -> Target:
     text = text.strip()
     if len(text) > MAX_LENGTH:
         raise UserError(f"target `{text[:40]}...` is too long: write it as `8xA100-80GB`")
-    shape = re.sub(r"^gpu[_:\s]+(?=\w)", "", text, flags=re.IGNORECASE)  # gpu_8x_a100 (Lambda), gpu:a100:4 (Slurm)
+    shape = text
+    if text[:3].lower() == "gpu" and text[3:4] in ("_", ":", " "):  # gpu_8x_a100 (Lambda), gpu:a100:4 (Slurm)
+        shape = text[3:].lstrip("_: ")
     head, separator, partition = (part.strip() for part in shape.partition(":"))
     numbers: list[int] = []
     while not (size := _size(head)) and len(numbers) < 2 and find_gpu(head) is None:  # "4070 Ti" counts nothing
-        match = re.match(_COUNT, head, re.IGNORECASE)
-        if not match:
+        counted = _count_before(head)
+        if counted is None:
             break
-        numbers.append(int(match[1]))
-        head = head[match.end() :]
+        numbers.append(counted[0])
+        head = counted[1]
     if partition.isdigit() and partition.isascii() and not numbers:  # A100-80GB:8, as SkyPilot and Modal write it
         numbers, separator, partition = [int(partition)], "", ""
     if separator and not partition:
@@ -92,37 +82,63 @@ def parse_target(text: str) -> Target:
 
 
 def _size(text: str) -> int:
-    match = re.fullmatch(_SIZE, text, re.IGNORECASE)
-    if not match:
+    """Return the bytes of ``24GiB``; 0 when the text is no size."""
+    number = text[: len(text) - len(text.lstrip(_DIGITS + "."))]
+    unit = _SIZES.get(text[len(number) :].strip().lower())
+    if not number or unit is None:
         return 0
-    size = int(float(match[1]) * _SIZES[match[2].lower()])
+    try:
+        size = int(float(number) * unit)
+    except ValueError:  # 1.2.3GB
+        return 0
     if not 0 < size <= MAX_SIZE:
         raise UserError(f"target `{text}` is no memory size of one GPU: write it as `24GiB`")
     return size
 
 
+def _count_before(head: str) -> tuple[int, str] | None:
+    """Split ``8xH100``, ``8 x H100`` or ``8 H100`` into count and name."""
+    rest = head.lstrip(_DIGITS)
+    digits = head[: len(head) - len(rest)]
+    name = rest.lstrip()
+    if name[:1] in _TIMES:
+        name = name[1:].lstrip(" _-")
+    elif name == rest:
+        return None
+    if not digits or len(digits) > 7 or not name[:1].isalnum():
+        return None
+    return int(digits), name
+
+
 def _count_behind(head: str) -> tuple[str, list[int]]:
     """Split ``H100x8`` into name and count, where the name alone is known."""
-    match = re.fullmatch(r"(.+?)\s*[x×*]\s*(\d{1,7})", head, re.IGNORECASE)
-    if match and (find_gpu(match[1]) is not None or find_instance(match[1]) is not None):
-        return match[1], [int(match[2])]
-    return head, []
+    rest = head.rstrip(_DIGITS)
+    digits = head[len(rest) :]
+    rest = rest.rstrip()
+    name = rest[:-1].rstrip(" _-")
+    known = rest[-1:] in _TIMES and 0 < len(digits) <= 7 and (find_gpu(name) or find_instance(name)) is not None
+    return (name, [int(digits)]) if known else (head, [])
 
 
 def _counts(text: str, numbers: list[int]) -> _Counts:
     nodes, per_node = [1, 1, *numbers][-2:] if len(numbers) != 1 else (1, numbers[0])
     if not (nodes and per_node) or nodes * per_node > MAX_GPUS:
         raise UserError(f"target `{text}` has no possible number of GPUs: write it as `8xA100-80GB`")
-    return _Counts(nodes, per_node, bool(numbers))
+    return nodes, per_node
+
+
+def _prefix(counts: _Counts) -> str:
+    nodes = f"{counts[0]}x" if counts[0] > 1 else ""
+    return nodes + (f"{counts[1]}x" if counts[1] > 1 or nodes else "")
 
 
 def _bare(text: str, size: int, counts: _Counts) -> Target:
     name = text.replace(" ", "")
     return Target(
         name=name,
-        spec=counts.prefix + name,
-        gpus=counts.nodes * counts.per_node,
-        nodes=counts.nodes,
+        spec=_prefix(counts) + name,
+        gpus=counts[0] * counts[1],
+        nodes=counts[0],
         usable_bytes=size,
         usable_high_bytes=size,
         compute_capability=None,
@@ -133,13 +149,13 @@ def _bare(text: str, size: int, counts: _Counts) -> Target:
 
 
 def _instance(text: str, instance: Instance, counts: _Counts, partition: str) -> Target:
-    if counts.nodes > 1:
+    if counts[0] > 1:
         raise UserError(
             f"target `{text}` counts GPUs twice: `{instance.name}` already has {instance.gpus}, "
-            f"write `{counts.nodes * counts.per_node}x{instance.name}` for that many instances"
+            f"write `{counts[0] * counts[1]}x{instance.name}` for that many instances"
         )
-    nodes = counts.per_node
-    target = _target(text, gpu_named(instance.gpu), _Counts(nodes, instance.gpus, True), partition)
+    nodes = counts[1]
+    target = _target(text, gpu_named(instance.gpu), (nodes, instance.gpus), partition)
     spec = (f"{nodes}x" if nodes > 1 else "") + instance.name + (f":{partition}" if partition else "")
     return _with(target, spec=spec, source=f"{instance.gpus}x {instance.gpu}: {instance.source}; {target.source}")
 
@@ -152,9 +168,9 @@ def _target(text: str, found: Gpu | Assumed, counts: _Counts, partition: str) ->
         name, low, high, source = f"{gpu.name}:{part.profile}", part.usable_bytes, part.usable_bytes, part.source
     return Target(
         name=name,
-        spec=counts.prefix + name,
-        gpus=counts.nodes * counts.per_node,
-        nodes=counts.nodes,
+        spec=_prefix(counts) + name,
+        gpus=counts[0] * counts[1],
+        nodes=counts[0],
         usable_bytes=low,
         usable_high_bytes=high,
         compute_capability=gpu.compute_capability,
@@ -206,9 +222,7 @@ def _near(head: str) -> str:
     """Return ``: did you mean ...`` with up to three known names, or nothing."""
     from difflib import get_close_matches  # only on the way to an error
 
-    canonical: dict[str, str] = {}
-    for name, found in gpu_index().items():
-        canonical[name] = found.name if isinstance(found, Gpu) else found.text
+    canonical = gpu_names()
     for name, instance in instance_index().items():
         canonical.setdefault(name, instance.name)
     names: list[str] = []
