@@ -2,7 +2,7 @@
 
 ``catalog.jsonl`` is written by ``benchmarks/generate/catalog.py``. A row is ``{"id", "config", "source"}``, or
 ``{"id", "as", "source"}`` for a mirror or fine-tune of the same shape, where ``set`` changes single fields
-(a longer vocabulary) and ``quantization`` says that the checkpoint is stored quantised.
+(a longer vocabulary) and ``quantization``, a key of :data:`QUANTIZATIONS`, says that the checkpoint is stored quantised.
 """
 
 from __future__ import annotations
@@ -12,6 +12,20 @@ import os
 from typing import Any, NamedTuple
 
 _TEXT: list[str] = []
+
+QUANTIZATIONS: dict[str, dict[str, Any]] = {
+    "nf4": {
+        "quant_method": "bitsandbytes",
+        "load_in_4bit": True,
+        "bnb_4bit_quant_type": "nf4",
+        "bnb_4bit_use_double_quant": True,
+        "bnb_4bit_compute_dtype": "bfloat16",
+    },
+    "gptq": {"quant_method": "gptq", "bits": 4, "group_size": 128},
+    "awq": {"quant_method": "awq", "bits": 4, "group_size": 128, "version": "gemm"},
+    "nvfp4": {"quant_method": "modelopt", "quant_algo": "NVFP4"},
+}
+"""quantization_config of the quantised copies in the catalog, as their publishers write it."""
 
 
 class Row(NamedTuple):
@@ -27,7 +41,7 @@ def _text() -> str:
         path = os.path.join(os.path.dirname(os.path.abspath(__file__)), "catalog.jsonl")
         with open(path, encoding="utf-8") as stream:
             text = "\n" + stream.read()
-        _TEXT[:] = [text, text.lower()]
+        _TEXT.append(text)
     return _TEXT[0]
 
 
@@ -35,7 +49,7 @@ def _line(model_id: str) -> dict[str, Any] | None:
     text = _text()
     start = text.find(f'\n{{"id":"{model_id}",')
     if start < 0:  # the hub, too, takes an ID whatever its case
-        start = _TEXT[1].find(f'\n{{"id":"{model_id.lower()}",')
+        start = text.lower().find(f'\n{{"id":"{model_id.lower()}",')
     if start < 0:
         return None
     row: dict[str, Any] = json.loads(text[start + 1 : text.find("\n", start + 1)])
@@ -55,7 +69,7 @@ def find(model_id: str) -> Row | None:
     assert original is not None, row["as"]  # the generator checks that every "as" has a row
     config = {**original["config"], **row.get("set", {})}
     if "quantization" in row:
-        config["quantization_config"] = row["quantization"]
+        config["quantization_config"] = dict(QUANTIZATIONS[row["quantization"]])
     return Row(row["id"], config, f"shape of {row['as']} ({row['source']}); {original['source']}")
 
 
@@ -74,10 +88,11 @@ def near(model_id: str) -> str | None:
     from difflib import get_close_matches
 
     known = model_ids()
+    tail = model_id.lower().rsplit("/", 1)[-1]
+    same_tail = [name for name in known if name.lower().rsplit("/", 1)[-1] in (tail, tail + "-hf")]
+    if same_tail:
+        own = [name for name in same_tail if "as" not in (_line(name) or {})]
+        return own[0] if own else str((_line(same_tail[0]) or {}).get("as"))
     lower = {name.lower(): name for name in known}
     found = get_close_matches(model_id.lower()[:200], lower, n=1, cutoff=0.75)
-    if found:
-        return lower[found[0]]
-    tail = model_id.lower().rsplit("/", 1)[-1]
-    by_tail = {name.lower().rsplit("/", 1)[-1]: name for name in known}
-    return by_tail.get(tail)
+    return lower[found[0]] if found else None

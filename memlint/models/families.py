@@ -145,7 +145,11 @@ REMOTE: dict[str, Remote] = {
     "minimax_m3": Remote("minimax_m2", "computed as MiniMax M2"),
     "step3_text": Remote("step3p5", "computed as Step 3.5"),
     "bailing_moe": Remote("qwen2_moe", "computed as a mixture of experts of the Qwen2 shape"),
-    "bailing_moe_v2": Remote("glm4_moe", "computed as GLM 4 MoE"),
+    "bailing_moe_v2": Remote(
+        "glm4_moe",
+        "computed as GLM 4 MoE",
+        names={"num_experts": "n_routed_experts", "num_shared_experts": "n_shared_experts"},
+    ),
     "telechat": Remote("llama", "computed as Llama"),
     "codeshell": Remote("gpt2", "grouped keys and values are computed as whole"),
     "plamo": Remote("llama", "computed as Llama"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, replace
+from memlint.records import dataclass, replace
 from typing import TYPE_CHECKING, Any, Mapping
 
 from memlint.errors import UserError
