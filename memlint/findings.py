@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
 
 from memlint.job import KeyPath
+from memlint.records import dataclass
 
 
 class Severity(IntEnum):

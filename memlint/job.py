@@ -7,10 +7,10 @@ is at once the field, the key of ``--set`` and the key into :attr:`TrainingJob.o
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields, replace
 from typing import Any, Mapping
 
 from memlint.models.architecture import Architecture
+from memlint.records import dataclass, field, fields, replace
 
 KeyPath = tuple[str | int, ...]
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import os
 import sys
-from dataclasses import fields
 from typing import Any
 
 from memlint.engine.options import CheckOptions
 from memlint.exits import Exit
 from memlint.findings import Severity
+from memlint.records import fields
 from memlint.settings.load import settings_for
 from memlint.settings.model import Settings
 

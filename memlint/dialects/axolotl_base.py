@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import Any
 
 from memlint.dialects.base import JobDraft, Problem, ReadContext
 from memlint.dialects.values import Section
 from memlint.job import KeyPath
+from memlint.records import dataclass, field
 
 VERSION = "0.19.0"
 """Newest release on the package index whose source was read (wheel axolotl-0.19.0)."""

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, Mapping, Protocol
 
 from memlint.document.model import Document
 from memlint.findings import KeyEdit
 from memlint.job import KeyPath, Origin, TrainingJob, replace_fields
+from memlint.records import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any, Mapping
 
 from memlint.dialects.base import JobDraft, Problem, ReadContext, Reading
@@ -11,6 +10,7 @@ from memlint.dialects.values import Section, as_mapping
 from memlint.document.model import Document
 from memlint.findings import KeyEdit
 from memlint.job import KeyPath, TrainingJob
+from memlint.records import replace
 
 VERSION = "0.19.8"
 _ENGINE = "DeepSpeed 0.19: runtime/engine.py"

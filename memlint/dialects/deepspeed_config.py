@@ -5,11 +5,11 @@ Source: DeepSpeed 0.19.8, ``runtime/{config,constants,precision_config}.py`` and
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, Mapping
 
 from memlint.dialects.base import Problem
 from memlint.dialects.values import Section, is_auto, near_misses, show, words
+from memlint.records import dataclass
 
 AUTO = -1
 """An ``auto`` bucket that the Hugging Face filler computes from hidden_size once the model is known."""

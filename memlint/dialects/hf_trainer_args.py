@@ -5,7 +5,6 @@ Source: transformers 5.24.0 ``training_args.py``, ``trainer.py``; 4.57.6 where t
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from memlint.dialects.accelerate_fsdp import apply_fsdp
@@ -13,6 +12,7 @@ from memlint.dialects.base import JobDraft, ReadContext
 from memlint.dialects.deepspeed import join_deepspeed
 from memlint.dialects.names import HF_OPTIMIZERS, LAYERWISE_OPTIMIZERS
 from memlint.dialects.values import Section, as_strings, did_you_mean, major, show, version_tuple
+from memlint.records import dataclass
 
 TRANSFORMERS = "5.24.0"
 """Newest release of transformers read."""

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import Any, Mapping
 
 from memlint.dialects.base import JobDraft, Problem, ReadContext
 from memlint.dialects.values import Section
 from memlint.document.model import Document
 from memlint.job import KeyPath
+from memlint.records import dataclass, field
 
 VERSION = "0.9.5"
 """Newest release on the package index whose source was read (wheel llamafactory-0.9.5)."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from memlint.dialects.native_fields import NESTED, SECTIONS, SHORT, Field, accepts_value
@@ -10,6 +9,7 @@ from memlint.dialects.native_read import CHECKPOINTING_SHORT, PRECISION_SHORT, c
 from memlint.dialects.values import as_bool, as_float, as_int, did_you_mean, show
 from memlint.errors import UserError
 from memlint.job import Lora, Origin, Precision, Quantization, TrainingJob, replace_fields
+from memlint.records import replace
 
 _ALIASES = {"checkpointing": "activation_checkpointing"}
 

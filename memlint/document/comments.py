@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from itertools import islice
 from typing import Callable, Literal
 
 from memlint.document.limits import MAX_TAG_DIRECTIVES, MAX_YAML_NODES
 from memlint.document.model import SyntaxProblem
 from memlint.document.positions import Lines, excerpt
+from memlint.records import dataclass
 
 PragmaKind = Literal["ignore", "ignore-file", "target", "dialect", "gpus"]
 

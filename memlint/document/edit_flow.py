@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, Callable
 
 from memlint.document.positions import Lines
 from memlint.document.tree import Node
+from memlint.records import dataclass
 
 
 class EditRefused(Exception):

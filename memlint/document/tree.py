@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from memlint.document.model import KeyPath, Span
 from memlint.document.positions import Lines
+from memlint.records import dataclass, field
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

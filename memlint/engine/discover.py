@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 
 from memlint.errors import UserError
+from memlint.records import dataclass
 from memlint.settings.globs import matches_any
 from memlint.settings.load import settings_for
 from memlint.settings.model import DEFAULT_INCLUDE, Settings

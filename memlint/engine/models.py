@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-from dataclasses import replace
 from typing import TYPE_CHECKING, Mapping
 
 from memlint.dialects.base import Problem
+from memlint.records import replace
 
 if TYPE_CHECKING:
     from memlint.document.model import Document

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from memlint.findings import Severity
+from memlint.records import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

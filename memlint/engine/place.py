@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any, Mapping
 
 from memlint.document.model import Document
 from memlint.findings import Finding
 from memlint.job import Origin
+from memlint.records import replace
 
 
 def place_finding(finding: Finding, document: Document, companions: Mapping[str, Document]) -> Finding:

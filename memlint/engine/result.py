@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import Any
 
 from memlint.findings import Finding, Severity
+from memlint.records import dataclass, field
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

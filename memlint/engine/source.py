@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Mapping
 
 from memlint.document.model import Document
@@ -13,6 +12,7 @@ from memlint.engine.checker import FileCheck
 from memlint.engine.job_check import JobCheck
 from memlint.engine.options import CheckOptions
 from memlint.errors import UserError
+from memlint.records import dataclass
 
 if TYPE_CHECKING:
     from memlint.dialects.base import Dialect

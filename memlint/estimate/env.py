@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import Any, Callable
 
 from memlint.estimate.engine.tape import Tape, Tensor
 from memlint.estimate.ops.attention import eager_attention, sdpa
 from memlint.job import Checkpointing, TrainingJob
+from memlint.records import dataclass, field
 
 
 @dataclass(slots=True)

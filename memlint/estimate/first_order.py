@@ -17,9 +17,9 @@ byte is alive: that is what :mod:`memlint.estimate.simulate` is for. All sizes i
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Mapping
 
+from memlint.records import dataclass
 from memlint.units import MIB
 
 if TYPE_CHECKING:

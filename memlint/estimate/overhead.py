@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from memlint.estimate.result import Overhead
 from memlint.hardware.overheads import device_overheads
 from memlint.hardware.target import Target
 from memlint.job import TrainingJob
+from memlint.records import dataclass
 
 INSIDE = ("cublas_workspace", "allocator_slack")
 """Overheads that lie inside what PyTorch reserves."""

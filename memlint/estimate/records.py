@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from math import prod
 from typing import Sequence
 
 from memlint.estimate.engine.pool import rounded
+from memlint.records import dataclass
 from memlint.units import DTYPE_BYTES
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import Mapping
+
+from memlint.records import dataclass, field
 
 COMPONENTS = (
     "parameters",

@@ -7,13 +7,13 @@ sizes in elements).
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import Callable
 
 from memlint.estimate.engine.pool import COMMUNICATION, GRADIENTS, rounded
 from memlint.estimate.engine.tape import Leaf, Node, Tape, Tensor
 from memlint.estimate.records import Record, Slot
 from memlint.job import TrainingJob
+from memlint.records import dataclass, field
 from memlint.units import DTYPE_BYTES
 
 BUCKET_ELEMENTS = 500_000_000

@@ -6,8 +6,6 @@ runs with gradients alive.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from memlint.estimate.build import Build
 from memlint.estimate.engine.pool import (
     COMMUNICATION,
@@ -28,6 +26,7 @@ from memlint.estimate.result import COMPONENTS, Estimate, PhasePeak
 from memlint.hardware.target import Target
 from memlint.job import TrainingJob
 from memlint.models.architecture import Architecture
+from memlint.records import dataclass
 
 
 @dataclass(slots=True)

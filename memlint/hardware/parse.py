@@ -233,6 +233,6 @@ def _near(head: str) -> str:
 
 
 def _with(target: Target, **changes: str) -> Target:
-    from dataclasses import replace
+    from memlint.records import replace
 
     return replace(target, **changes)  # type: ignore[arg-type]  # the changed fields are str

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Callable, Mapping
 
 from memlint.findings import Finding, Fix, Help, KeyEdit
 from memlint.job import KeyPath
+from memlint.records import dataclass
 from memlint.units import gib
 
 if TYPE_CHECKING:

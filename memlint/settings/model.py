@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import Any, Mapping
 
 from memlint.findings import Severity
+from memlint.records import dataclass, field
 
 DEFAULT_MARGIN = 0.05
 """Share of usable memory kept free: CONTRACT.md, Settings."""

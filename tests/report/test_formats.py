@@ -138,7 +138,7 @@ def test_reports_are_written_whole_or_not_at_all(tmp_path):
     assert path.read_text() == "new"
     assert path.stat().st_mode & 0o777 == 0o600
     assert list(tmp_path.iterdir()) == [path]
-    with pytest.raises(UserError, match="cannot write .*missing/out.json"):
+    with pytest.raises(UserError, match=r"cannot write .*missing/out.json"):
         write_atomically(str(tmp_path / "missing" / "out.json"), "x")
 
 

@@ -140,7 +140,7 @@ def test_line_of_a_mistake_in_pyproject_is_inside_our_table(tmp_path, monkeypatc
     write(tmp_path, "pyproject.toml", "[tool.other]\nmargn = 1\n\n[tool.memlint]\nmargn = 0.1\n")
     monkeypatch.chdir(tmp_path)
     with pytest.raises(
-        UserError, match="pyproject.toml:5: unknown key `margn` in .tool.memlint.; did you mean `margin`"
+        UserError, match=r"pyproject.toml:5: unknown key `margn` in .tool.memlint.; did you mean"
     ):
         settings_for(".")
 

@@ -7,7 +7,6 @@ cohere,stablelm}/modeling_*.py. A model type is a row of :data:`SHAPES`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from memlint.estimate.build import Build
@@ -17,6 +16,7 @@ from memlint.estimate.ops.basic import activation, add, cast, cat, mul, scale, s
 from memlint.estimate.ops.norm import fused_rms_norm, layer_norm, rms_norm
 from memlint.estimate.stack import Stack
 from memlint.models.architecture import Architecture
+from memlint.records import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
