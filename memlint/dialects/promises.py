@@ -7,7 +7,6 @@ edits applied, gives the fields that were asked for. So a rule of the framework 
 from __future__ import annotations
 
 from copy import deepcopy
-from dataclasses import fields, is_dataclass
 from typing import Any, Iterable, Mapping
 
 from memlint.dialects.base import Dialect
@@ -15,6 +14,7 @@ from memlint.dialects.values import as_bool
 from memlint.document.model import Document
 from memlint.findings import KeyEdit
 from memlint.job import TrainingJob
+from memlint.records import fields
 
 
 class NoCompanions:
@@ -58,7 +58,7 @@ def spread(changes: Mapping[str, Any]) -> dict[str, Any]:
     """Return the changes with whole sections (``training.lora``) spread over their fields; None fields are left out."""
     result: dict[str, Any] = {}
     for name, value in changes.items():
-        if is_dataclass(value) and not isinstance(value, type):
+        if hasattr(value, "__record_fields__") and not isinstance(value, type):
             for part in fields(value):
                 inner = getattr(value, part.name)
                 if inner is not None:
