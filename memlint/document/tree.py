@@ -6,31 +6,72 @@ from typing import Any, Literal
 
 from memlint.document.model import KeyPath, Span
 from memlint.document.positions import Lines
-from memlint.records import dataclass, field
 
 
-@dataclass(slots=True, kw_only=True, eq=False)
+class Pair:
+    """A key and its value in a mapping."""
+
+    __slots__ = ("key", "key_node", "value")
+
+    def __init__(self, *, key: Any, key_node: Node, value: Node) -> None:
+        """``key`` is the Python value of ``key_node``."""
+        self.key = key
+        self.key_node = key_node
+        self.value = value
+
+
 class Node:
-    """One value as it stands in the text, from ``start`` up to, not including, ``end``."""
+    """One value as it stands in the text, from ``start`` up to, not including, ``end``.
 
-    kind: Literal["scalar", "mapping", "sequence", "alias"]
-    start: int
-    end: int
-    value: Any = None
-    """A scalar: its text in YAML, its Python value in JSON and wherever it is a key; unset for other TOML scalars."""
-    style: str = ""
-    """YAML scalar: empty for a plain one, else ``'``, ``"``, ``|`` or ``>``. TOML mapping: how it was written:
-    ``root``, ``table`` (a ``[header]``), ``element`` (``[[header]]``), ``inline``, ``dotted``, or ``implied``."""
-    flow: bool = False
-    """Written in brackets: ``{a: 1}``, ``[1, 2]``."""
-    anchor: str | None = None
-    tag: str | None = None
-    target: Node | None = None
-    """What a YAML alias stands for."""
-    pairs: list[Pair] = field(default_factory=list)
-    items: list[Node] = field(default_factory=list)
-    merges: list[Node] = field(default_factory=list)
-    """Mappings that YAML's ``<<`` keys merge in; a later one overrides an earlier."""
+    A plain class rather than a record, since a wide file makes tens of thousands of them.
+    """
+
+    __slots__ = (
+        "anchor",
+        "end",
+        "flow",
+        "items",
+        "kind",
+        "merges",
+        "pairs",
+        "start",
+        "style",
+        "tag",
+        "target",
+        "value",
+    )
+
+    def __init__(
+        self,
+        *,
+        kind: Literal["scalar", "mapping", "sequence", "alias"],
+        start: int,
+        end: int,
+        value: Any = None,
+        style: str = "",
+        flow: bool = False,
+        tag: str | None = None,
+        target: Node | None = None,
+    ) -> None:
+        """Make a node without anything inside."""
+        self.kind = kind
+        self.start = start
+        self.end = end
+        self.value = value
+        """A scalar: its text in YAML, its Python value in JSON and wherever it is a key; unset for other TOML scalars."""
+        self.style = style
+        """YAML scalar: empty for a plain one, else ``'``, ``"``, ``|`` or ``>``. TOML mapping: how it was written:
+        ``root``, ``table`` (a ``[header]``), ``element`` (``[[header]]``), ``inline``, ``dotted``, or ``implied``."""
+        self.flow = flow
+        """Written in brackets: ``{a: 1}``, ``[1, 2]``."""
+        self.anchor: str | None = None
+        self.tag = tag
+        self.target = target
+        """What a YAML alias stands for."""
+        self.pairs: list[Pair] = []
+        self.items: list[Node] = []
+        self.merges: list[Node] = []
+        """Mappings that YAML's ``<<`` keys merge in; a later one overrides an earlier."""
 
     def resolved(self) -> Node:
         """Return the node that an alias stands for, else the node itself."""
@@ -49,15 +90,6 @@ class Node:
             found.update(merged.all_pairs())
         found.update(self.own_pairs())
         return found
-
-
-@dataclass(slots=True, kw_only=True, eq=False)
-class Pair:
-    """A key and its value in a mapping."""
-
-    key: Any
-    key_node: Node
-    value: Node
 
 
 def spans_of(root: Node, lines: Lines) -> dict[KeyPath, tuple[Span | None, Span]]:

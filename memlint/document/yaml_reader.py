@@ -38,6 +38,7 @@ from memlint.document.yaml_loader import (
     BoundExceeded,
     check_aliases,
 )
+from memlint.document.yaml_strict import refused_place
 
 
 class _Builder:
@@ -184,6 +185,7 @@ def read_yaml(text: str) -> list[tuple[Any, list[SyntaxProblem]]]:
         loader = BoundedLoader(text[base:])
     except (yaml.YAMLError, UnicodeError) as error:
         return [(None, [_as_problem(text, error, base)])]
+    roots: list[Node] = []
     try:
         while loader.check_node():
             node = loader.get_node()
@@ -193,6 +195,7 @@ def read_yaml(text: str) -> list[tuple[Any, list[SyntaxProblem]]]:
                 check_aliases(node, {})
             builder = _Builder(loader, text, base)
             documents.append((builder.build(node), builder.problems))
+            roots.append(node)
     except (yaml.YAMLError, UnicodeError, BoundExceeded) as error:
         problem = _as_problem(text, error, base)
         known = len(documents)
@@ -200,6 +203,12 @@ def read_yaml(text: str) -> list[tuple[Any, list[SyntaxProblem]]]:
         documents.append((partial, [problem]))
     finally:
         loader.dispose()
+    refused = refused_place(text, roots, base)
+    if refused is not None:
+        message, offset = refused
+        holder = sum(root.start_mark.index + base <= offset for root in roots) - 1
+        documents = documents or [(None, [])]
+        documents[max(holder, 0)][1].append(problem_at(text, message, offset))
     return documents or [(None, [])]
 
 
