@@ -8,8 +8,12 @@ from typing import Sequence
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code (:class:`memlint.exits.Exit`)."""
+    import gc
+
     from memlint.cli import run
 
+    # Importing makes many objects that live to the end: collecting while they come costs 5 ms and frees nothing.
+    gc.set_threshold(50_000, 20, 100)
     return run(list(sys.argv[1:] if argv is None else argv))
 
 

@@ -68,10 +68,18 @@ def _dispatch(argv: list[str]) -> int:
     command = next((command for command in COMMANDS if command.name == name), None)
     if command is None:
         raise UserError(_no_such_command(name))
-    from argparse import ArgumentParser, RawDescriptionHelpFormatter
     from importlib import import_module
 
+    from memlint.fastargs import FastParser
+
     module = import_module(command.module)
+    fast = FastParser()
+    module.configure(fast)
+    accepted = fast.parse(argv[1:])
+    if accepted is not None:
+        return int(module.run(accepted))
+    from argparse import ArgumentParser, RawDescriptionHelpFormatter
+
     parser = ArgumentParser(
         prog=f"memlint {name}",
         description=(module.__doc__ or "").strip(),

@@ -12,8 +12,11 @@ if TYPE_CHECKING:
     from memlint.document.model import Document
     from memlint.rules.context import Context
 
-_QUIET_SHARE = 4
-"""A job that fits and takes less than a quarter of the GPU cannot waste a quarter of it."""
+_WASTE_SHARE = 4
+"""A suggestion for a job that fits must save more than a quarter of the usable memory (CONTRACT.md, Rules)."""
+
+_OF_STATES = frozenset({"MEM203", "MEM401", "MEM501"})
+"""Suggestions about weights, gradients and optimizer states; the others leave these as they are."""
 
 
 class RuleCrash(Exception):
@@ -37,42 +40,51 @@ def file_findings(document: Document, problems: tuple[Problem, ...], active: fro
 
 def job_findings(context: Context, active: frozenset[str]) -> list[Finding]:
     """Return what the rules about one job say."""
-    quiet = _cannot_matter(context)
     found: list[Finding] = []
     for entry in RULES:
-        if entry.kind == "file" or entry.code not in active:
-            continue
-        if not _may_speak(entry, context, quiet):
-            continue
-        found += _run(entry, context)
+        if entry.kind != "file" and entry.code in active and _may_speak(entry, context):
+            found += _run(entry, context)
     return found
 
 
-def _cannot_matter(context: Context) -> bool:
-    if context.estimate is None:
-        return True
-    if context.usable is None:
-        return True
-    return context.verdict == "fits" and context.estimate.device_bytes * _QUIET_SHARE < context.usable
-
-
-def _may_speak(entry: Entry, context: Context, quiet: bool) -> bool:
+def _may_speak(entry: Entry, context: Context) -> bool:
     """Cheap answers for the common good file, so that most rules need not even be imported."""
+    code = entry.code
     if entry.kind == "suggestion":
-        return not quiet or entry.code in context.named
-    if entry.code == "MEM004":
+        return code in context.named or _could_matter(code, context)
+    if code == "MEM004":
         return context.unresolved is not None
-    if entry.code == "MEM006":
-        return context.approximate is not None
-    if entry.code == "MEM101":
-        return context.verdict == "oom"
-    if entry.code == "MEM102":
-        return context.verdict == "tight"
-    if entry.code == "MEM005":
+    if code == "MEM005":
         return context.target is None
-    if entry.code == "MEM202":
-        return context.target is not None
+    if code == "MEM006":
+        return context.approximate is not None
+    if code == "MEM101":
+        return context.verdict == "oom"
+    if code == "MEM102":
+        return context.verdict == "tight"
+    if code == "MEM202":
+        target = context.target
+        return target is not None and (target.bf16 is False or target.fp8 is False)
+    if code == "MEM602":
+        architecture = context.job.architecture
+        positions = architecture.max_position_embeddings if architecture is not None else None
+        return positions is not None and context.job.training.sequence_length > positions
     return True
+
+
+def _could_matter(code: str, context: Context) -> bool:
+    """Whether a suggestion could save enough: what it leaves alone is a lower bound of the peak after it."""
+    estimate, usable = context.estimate, context.usable
+    if estimate is None or usable is None:
+        return False
+    if context.verdict != "fits":
+        return True
+    if code in _OF_STATES:
+        most = estimate.device_bytes
+    else:
+        # All states are alive together in the optimizer step.
+        most = estimate.device_bytes - sum(estimate.static.values())
+    return most * _WASTE_SHARE > usable
 
 
 def _run(entry: Entry, context: object) -> Iterable[Finding]:
