@@ -119,6 +119,9 @@ class Tape:
         """silu_backward runs as CUDA's one kernel; False: decomposed, as in the reference traces (see ops/basic.py)."""
         self.hollow = False
         """Inside a checkpointed forward: saves are counted, not kept."""
+        self.unpacked = False
+        """Inside the backward of a non-reentrant recomputation: an unpacked tensor has no owner but the call itself, while a
+        saved variable is released only after the outputs are validated (utils/checkpoint.py pops it, engine.cpp)."""
         self.pending: set[Node] = set()
         self.kept: list[Tensor] = []
         """What lives until the gradients are cleared: a rank's parts of reduced gradients."""
@@ -217,15 +220,16 @@ class Tape:
             grad = node.grad
             node.grad = None
             results = list(backward(self, node, grad))  # type: ignore[arg-type]
-            # call_function moves the inputs into the call: they die when it returns, unless they are passed on.
-            grad = None
+            if self.unpacked:
+                node.saved = ()
         shapes = node.shapes
         for index, result in enumerate(results):
             if result is not None and node.edges[index] is not None:
                 results[index] = self._validated(result, *shapes[index])
             else:
                 results[index] = None
-        result = None
+        # call_function owns the incoming gradient and validates the outputs: it dies after that, unless it is passed on.
+        result = grad = None
         node.saved = ()
         node.backward = None
         edges = node.edges
@@ -292,7 +296,9 @@ class Tape:
         node.grad = None
         del root
         node.meta = None
+        outer_unpacked, self.unpacked = self.unpacked, limit is not None
         self._unwind(floor)
+        self.unpacked = outer_unpacked
         # The recomputation's closure (its masks and tables) lives until the block's last node has run.
         del held, run
         results = [gate.grad for gate in gates]
