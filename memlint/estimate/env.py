@@ -7,6 +7,7 @@ from typing import Any, Callable
 from memlint.estimate.engine.tape import Tape, Tensor
 from memlint.estimate.ops.attention import eager_attention, sdpa
 from memlint.job import Checkpointing, TrainingJob
+from memlint.models.architecture import Architecture
 from memlint.records import dataclass, field
 
 
@@ -41,13 +42,16 @@ class Env:
     capability: tuple[int, int] | None
     liger: frozenset[str]
     state: dict[str, Any] = field(default_factory=dict)
+    left: Tensor | None = None
+    """A second output of the layer that has just run (attention weights of bloom, falcon, mpt): the model's loop variable
+    holds it until the next layer returns."""
 
     @classmethod
     def of(cls, job: TrainingJob, capability: tuple[int, int] | None) -> Env:
         """Read the settings from a job."""
         training = job.training
         return cls(
-            attention=training.attention,
+            attention=_available(training.attention, job.architecture),
             padding=training.padding,
             checkpointing=training.checkpointing,
             capability=capability,
@@ -69,11 +73,15 @@ class Env:
             return block(f, *inputs)
 
         state = self.state
+        replays: list[bool] = []
 
         def run(*again: Tensor) -> Tensor:
             outer, self.state = self.state, state
             out = block(f, *again)
             self.state = outer
+            if replays:
+                self.left = None
+            replays.append(True)
             return out
 
         return f.checkpoint(run, inputs, reentrant=self.checkpointing.reentrant)
@@ -98,13 +106,36 @@ class Env:
         return boolean.view(rows, 1, length, length)
 
     def attend(
-        self, f: Tape, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, p: float = 0.0, *, causal: bool = True
+        self,
+        f: Tape,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        mask: Tensor | None,
+        p: float = 0.0,
+        *,
+        causal: bool = True,
+        dense: bool = False,
+        softcap: bool = False,
     ) -> Tensor:
-        """Attention as the job asks for it: q [B, h, S, D], k and v [B, kv, S, D] -> [B, S, h*D]."""
+        """Attention as the job asks for it: q [B, h, S, D], k and v [B, kv, S, D] -> [B, S, h*D].
+
+        ``dense``: q is contiguous as [B, h, S, D] (a concatenation), not a transposed view of [B, S, h, D].
+        """
         if self.attention == "eager":
-            return eager_attention(f, q, k, v, mask, p)
+            return eager_attention(f, q, k, v, mask, p, softcap=softcap)
         if self.attention == "sdpa":
-            return sdpa(f, q, k, v, mask, causal=causal, capability=self.capability)
+            return sdpa(f, q, k, v, mask, causal=causal, capability=self.capability, dense=dense)
         return sdpa(f, q, k, v, None, force="flash")
 
 
+
+
+NO_SDPA = ("gemma2",)
+"""Model types for which transformers 5.24 refuses scaled_dot_product_attention (soft-capping) and runs eager by default."""
+
+
+def _available(attention: str, architecture: Architecture | None) -> str:
+    if attention == "sdpa" and architecture is not None and architecture.model_type in NO_SDPA:
+        return "eager"
+    return attention

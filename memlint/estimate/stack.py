@@ -82,6 +82,7 @@ class Stack:
 
     def __call__(self, f: Tape, env: Env, x: Tensor, *others: Tensor) -> Tensor:
         """Run the layers on x; ``others`` go to each layer as they are (encoder states, position biases)."""
+        held = None
         for count, layers in self.groups:
             repeat = f.repeat_begin(count, (x,))
             for index, layer, unit in layers:
@@ -89,7 +90,8 @@ class Stack:
                     x = env.call(f, layer, index, x, *others)
                 else:
                     x = self.sharding.run(f, unit, _Call(env, layer, index), x, *others)
-            f.repeat_end(repeat, (x,))
+                held, env.left = env.left, None
+            f.repeat_end(repeat, (x,) if held is None else (x, held))
         return x
 
 
