@@ -9,8 +9,21 @@ from typing import Any, Mapping
 
 from memlint.document.model import Document, KeyPath, Span
 
+_SIZES = ("hidden_size", "n_embd", "d_model", "dim", "num_hidden_layers", "n_layer", "text_config")
+
 HF_CONFIG = "hf-config"
 """Name shown as the dialect of a bare config.json."""
+
+
+def is_model_config(document: Document) -> bool:
+    """Whether the document is a Hugging Face ``config.json``: ``model_type`` beside the sizes of a model.
+
+    ``adapter_config.json``, tokenizer and processor files have no ``model_type`` or no size.
+    """
+    data = document.mapping
+    if document.format != "json" or not isinstance(data.get("model_type"), str):
+        return False
+    return "architectures" in data or any(name in data for name in _SIZES)
 
 
 def model_job(document: Document, training: Mapping[str, Any]) -> Document:

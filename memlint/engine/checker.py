@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Any, Mapping
 
 from memlint.document.model import Document
 from memlint.engine import bare
+from memlint.engine.crash import RuleCrash
 from memlint.engine.discover import Found, relative_to
 from memlint.engine.job_check import JobCheck
 from memlint.engine.options import CheckOptions
 from memlint.engine.result import FileReport
-from memlint.engine.rules_run import RuleCrash, file_findings
+from memlint.engine.rules_run import file_findings
 from memlint.rules.select import active_codes, named_codes
 from memlint.settings.load import settings_for
 from memlint.settings.model import Settings
@@ -77,7 +78,7 @@ def check_file(
 
     # Most files of a repository end here: before its settings are looked up, and before it is parsed.
     wide = content[:2] in (b"\xff\xfe", b"\xfe\xff")
-    if not wide and not may_be_config(content.decode("utf-8", "replace")):
+    if not wide and b'"model_type"' not in content and not may_be_config(content.decode("utf-8", "replace")):
         return [FileReport(path=found.path, skipped=NOT_A_CONFIG)]
     from memlint.document.load import load_documents
 
@@ -127,9 +128,9 @@ def check_document(
         return [_with_findings(report, check, document, ())]
     dialect = dialect or recognise(document)
     if dialect is None:
+        if bare.is_model_config(document):
+            return _check_model_config(check, document, label)
         return [check.report(label=label, skipped=NOT_A_CONFIG)]
-    if dialect.name == bare.HF_CONFIG and check.training is None:
-        return [_validate_model_config(check, document, label)]
     return check_jobs(check, document, dialect, pragmas, label)
 
 
@@ -139,9 +140,7 @@ def _has_config_key(text: str) -> bool:
 
     from memlint.dialects.registry import DIALECTS
 
-    markers = "|".join(
-        re.escape(mark) for dialect in DIALECTS if dialect.name != bare.HF_CONFIG for mark in dialect.markers
-    )
+    markers = "|".join(re.escape(mark) for dialect in DIALECTS for mark in dialect.markers)
     return re.search(rf"^[ \t]*\"?(?:{markers})\"?[ \t]*:", text, re.M) is not None
 
 
@@ -151,9 +150,10 @@ def check_jobs(
     dialect: Dialect,
     pragmas: tuple[Pragma, ...],
     label: str | None,
+    shown_dialect: str | None = None,
 ) -> list[FileReport]:
     """Return a report for each job that ``dialect`` reads from ``document``."""
-    name = dialect.name
+    name = shown_dialect or dialect.name
     job_check = JobCheck(check, document, dialect, pragmas)
     reading = job_check.reading
     problems = (*reading.problems, *job_check.problems)
@@ -169,6 +169,8 @@ def check_jobs(
     for index in range(len(reading.jobs)):
         several = f"job {index + 1}" if len(reading.jobs) > 1 else None
         report = check.report(label=", ".join(filter(None, (label, several))) or None, dialect=name)
+        if shown_dialect is None and not check.path.endswith(".toml"):
+            report.document_index = document.index
         try:
             findings = job_check.run(index, report)
             problems_here = (*problems, *job_check.problems_of(index))
@@ -221,8 +223,11 @@ def _add(report: FileReport, findings: list[Any], document: Document, opened: Ma
             report.sources[file] = source.text
 
 
-def _validate_model_config(check: FileCheck, document: Document, label: str | None) -> FileReport:
-    """A bare config.json that no setting says how to train: its shape is validated, nothing is predicted."""
+def _check_model_config(check: FileCheck, document: Document, label: str | None) -> list[FileReport]:
+    """A bare config.json: predicted where the settings say how it is trained, else its shape is validated."""
+    if check.training is not None:
+        native = _native()
+        return check_jobs(check, bare.model_job(document, check.training), native, (), label, bare.HF_CONFIG)
     from memlint.dialects.base import Problem
     from memlint.models.config import read_config
 
@@ -236,20 +241,26 @@ def _validate_model_config(check: FileCheck, document: Document, label: str | No
         report.no_prediction = "see the findings"
     else:
         report.skipped = "a model's config; `training` in the settings would predict it"
-    return report
+    return [report]
+
+
+def _native() -> Dialect:
+    from memlint.dialects.registry import by_name
+
+    native = by_name("native")
+    assert native is not None
+    return native
 
 
 def _check_settings_jobs(check: FileCheck, content: bytes) -> list[FileReport]:
     """The `jobs` of a settings file, when that file is among those checked."""
     if not check.settings.jobs:
         return [check.report(skipped="settings without jobs")]
-    from memlint.dialects.registry import by_name
     from memlint.document.load import load_documents
 
     document = load_documents(content, check.path)[0]
     prefix = () if os.path.basename(check.path) == "memlint.toml" else ("tool", "memlint")
-    native = by_name("native")
-    assert native is not None
+    native = _native()
     pragmas, _ = _pragmas(document.text, document.format)
     reports: list[FileReport] = []
     for index, job in enumerate(bare.settings_jobs(document, check.settings.jobs, prefix)):

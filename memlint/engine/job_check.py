@@ -9,9 +9,10 @@ from memlint.dialects.base import Problem, Reading
 from memlint.document.model import Document
 from memlint.engine import targets
 from memlint.engine.companions import Companions, repository_root
+from memlint.engine.crash import RuleCrash, crash_text
 from memlint.engine.predict import judge, predict, usable_bytes
 from memlint.engine.result import FileReport, Prediction
-from memlint.engine.rules_run import RuleCrash, job_findings
+from memlint.engine.rules_run import job_findings
 from memlint.findings import Finding
 from memlint.rules.context import Context, Trial
 
@@ -65,7 +66,7 @@ class JobCheck:
         try:
             estimate, approximate = predict(job, target)
         except Exception as error:
-            raise RuleCrash(f"the prediction failed: {type(error).__name__}: {error}") from error
+            raise RuleCrash(f"the prediction failed: {crash_text(error)}") from error
         if estimate is None and unresolved is None and job.architecture is not None:
             unresolved, approximate = approximate, None
         usable = usable_bytes(job, target)

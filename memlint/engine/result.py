@@ -31,6 +31,8 @@ class FileReport:
     dialect: str | None = None
     label: str | None = None
     """Tells the jobs of one file apart: ``document 2``, ``jobs[0]``; None where there is one."""
+    document_index: int | None = None
+    """Number of the YAML document that fixes edit; None where the job does not stand in the file as it is read."""
     prediction: Prediction | None = None
     no_prediction: str | None = None
     """Why a recognised training config has no prediction."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Iterable
 
+from memlint.engine.crash import RuleCrash, crash_text
 from memlint.findings import Finding
 from memlint.rules.registry import RULES, Entry
 
@@ -17,10 +18,6 @@ _WASTE_SHARE = 4
 
 _OF_STATES = frozenset({"MEM203", "MEM401", "MEM501"})
 """Suggestions about weights, gradients and optimizer states; the others leave these as they are."""
-
-
-class RuleCrash(Exception):
-    """A rule raised: a bug of ours, reported with the rule's code, never swallowed."""
 
 
 def file_findings(document: Document, problems: tuple[Problem, ...], active: frozenset[str]) -> list[Finding]:
@@ -91,4 +88,4 @@ def _run(entry: Entry, context: object) -> Iterable[Finding]:
     try:
         return list(entry.load().check(context))
     except Exception as error:
-        raise RuleCrash(f"rule {entry.code} failed: {type(error).__name__}: {error}") from error
+        raise RuleCrash(f"rule {entry.code} failed: {crash_text(error)}") from error

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from memlint.engine import targets
 from memlint.engine.checker import check_file
+from memlint.engine.crash import crash_text
 from memlint.engine.discover import Found, discover, show_path
 from memlint.engine.options import CheckOptions
 from memlint.engine.result import CheckResult, FileReport, summarise
@@ -45,7 +46,7 @@ def check_one(
     except (UserError, KeyboardInterrupt):
         raise
     except Exception as error:
-        return [FileReport(path=found.path, crash=f"{found.path}: {type(error).__name__}: {error}")]
+        return [FileReport(path=found.path, crash=f"{found.path}: {crash_text(error)}")]
 
 
 def _in_processes(found: list[Found], options: CheckOptions, target: Target | None) -> list[FileReport]:

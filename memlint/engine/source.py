@@ -118,7 +118,7 @@ def _jobs(
         return _Jobs(JobCheck(check, document, native, ()), native, "model")
     forced = next((pragma.values[0] for pragma in pragmas if pragma.kind == "dialect"), None)
     dialect = (by_name(forced) if forced else None) or recognise(document)
-    if dialect is not None and dialect.name != bare.HF_CONFIG:
+    if dialect is not None:
         return _Jobs(JobCheck(check, document, dialect, pragmas), dialect, dialect.name)
     if isinstance(document.mapping.get("model_type"), str):
         job = bare.model_job(document, training or check.training or {})

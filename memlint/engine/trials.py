@@ -141,7 +141,9 @@ def edits_text(edits: tuple[KeyEdit, ...], document: Document) -> str:
         else:
             text = f"`{key}: {value_text(edit.value, kind)}`"
         parts.append(text if edit.file is None else f"{text} in {edit.file}")
-    return " with ".join(parts)
+    if len(parts) < 3:
+        return " with ".join(parts)
+    return ", ".join(parts[:-1]) + f" and {parts[-1]}"
 
 
 def value_text(value: Any, kind: str = "yaml") -> str:

@@ -23,6 +23,8 @@ _VERDICTS = {
     "tight": ("warning", "tight: may run out of memory"),
     "oom": ("error", "out of memory"),
 }
+_SHOWN = 5 * 1024**2
+"""Bytes below which a part would read 0.00 GiB."""
 _COLUMN = 9
 """Width of a figure in GiB with two digits."""
 
@@ -49,12 +51,12 @@ def _lines(data: Mapping[str, Any], style: Style, first_order: Mapping[str, Any]
     yield f"At the peak, in {_phase(peak['phase'])} (GiB per GPU, {data['method']}):"
     for key, words in _WORDS.items():
         size = peak["components"].get(key, 0)
-        if size:
+        if size >= _SHOWN:
             yield _row(words, size)
     yield _row("allocated", peak["allocated_bytes"], rule=True)
     for part in data.get("overheads", ()):
-        if part["expected_bytes"]:
-            yield _row(part["name"], part["expected_bytes"])
+        if part["expected_bytes"] >= _SHOWN:
+            yield _row(part["name"].replace("_", " "), part["expected_bytes"])
     interval = f"   {gib(peak['low_bytes'], 2)} to {gib(peak['high_bytes'], 2)}"
     yield style("bold", _row("predicted peak", peak["device_bytes"], rule=True) + interval)
     target = data["target"]
