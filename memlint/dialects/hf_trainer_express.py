@@ -105,7 +105,10 @@ def _model(
         return [edit("precompute_ref_log_probs", True)]
     if field == "training.method" and value in ("lora", "qlora", "full"):
         if value == "full":
-            return [edit("use_peft", False)]
+            edits = [edit("use_peft", False)]
+            edits.extend(edit(key, False) for key in ("load_in_4bit", "load_in_8bit") if data.get(key))
+            adapter = [key for key in data if isinstance(key, str) and key.startswith("lora_")]
+            return [*edits, *(KeyEdit(path=(*prefix, key), delete=True) for key in adapter)]
         edits = [edit("use_peft", True)]
         if "training.lora.targets" not in changes and not data.get("lora_target_modules"):
             edits.append(edit("lora_target_modules", "all-linear"))

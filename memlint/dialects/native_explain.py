@@ -35,7 +35,16 @@ def explain(data: Any) -> list[Problem]:
         problems.extend(_word(error, data))
         if len(problems) >= MAX_PROBLEMS:
             break
-    return problems[:MAX_PROBLEMS]
+    return problems[:MAX_PROBLEMS] or _not_finite(data, ())
+
+
+def _not_finite(data: Any, path: KeyPath) -> list[Problem]:
+    """YAML has .nan and .inf, which JSON Schema knows nothing of and the gate refuses."""
+    if isinstance(data, float) and not abs(data) < float("inf"):
+        name = str(path[-1]) if path else "the file"
+        return [_problem(path, f"`{name}` must be a finite number, not `{data}`")]
+    inner = data.items() if isinstance(data, dict) else enumerate(data) if isinstance(data, list) else ()
+    return [problem for key, value in inner for problem in _not_finite(value, (*path, key))]
 
 
 def _word(error: Any, data: Any) -> list[Problem]:

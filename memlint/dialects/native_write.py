@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, fields
 from typing import Any, Mapping
 
 from memlint.dialects.native_read import PRECISION_SHORT
 from memlint.document.model import Document
 from memlint.findings import KeyEdit
 from memlint.job import Precision, TrainingJob
+from memlint.records import fields
 
 
 def to_native(job: TrainingJob) -> dict[str, Any]:
@@ -17,7 +17,7 @@ def to_native(job: TrainingJob) -> dict[str, Any]:
     Where each field comes from is ``job.origins``, under the same dotted names (``training.checkpointing`` for
     ``training.activation_checkpointing``).
     """
-    training = _plain(asdict(job.training))
+    training = _record(job.training)
     training["activation_checkpointing"] = training.pop("checkpointing")
     for name in ("lora", "quantization"):
         if training[name] is None:
@@ -26,13 +26,19 @@ def to_native(job: TrainingJob) -> dict[str, Any]:
         "memlint": 1,
         "model": _plain(dict(job.model)) if isinstance(job.model, Mapping) else job.model,
         "training": training,
-        "parallelism": _plain(asdict(job.parallelism)),
-        "hardware": _plain(asdict(job.hardware)),
+        "parallelism": _record(job.parallelism),
+        "hardware": _record(job.hardware),
         "versions": dict(job.versions),
     }
 
 
+def _record(value: Any) -> dict[str, Any]:
+    return {field.name: _plain(getattr(value, field.name)) for field in fields(value)}
+
+
 def _plain(value: Any) -> Any:
+    if hasattr(value, "__record_fields__"):
+        return _record(value)
     if isinstance(value, Mapping):
         return {key: _plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
