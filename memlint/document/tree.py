@@ -58,7 +58,7 @@ class Node:
         self.start = start
         self.end = end
         self.value = value
-        """A scalar: its text in YAML, its Python value in JSON and wherever it is a key; unset for other TOML scalars."""
+        """A scalar: its text in YAML, its Python value in JSON and where it is a key; unset for other TOML scalars."""
         self.style = style
         """YAML scalar: empty for a plain one, else ``'``, ``"``, ``|`` or ``>``. TOML mapping: how it was written:
         ``root``, ``table`` (a ``[header]``), ``element`` (``[[header]]``), ``inline``, ``dotted``, or ``implied``."""

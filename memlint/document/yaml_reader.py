@@ -98,6 +98,8 @@ class _Builder:
                 return self.loader.construct_object(node, deep=True)
             except Exception as error:  # besides its own, PyYAML lets ValueError, KeyError, AttributeError through
                 self.report(_refusal(node, error), node)
+        elif node.tag in (MERGE, VALUE):
+            self.report(f"`{node.value}` is not plain text in YAML 1.1; quote it", node)
         else:
             name = excerpt(node.tag.replace(PREFIX, "!!"))
             self.report(f"the tag `{name}` is not plain YAML: it is not executed, and a safe loader refuses it", node)
@@ -200,7 +202,7 @@ def read_yaml(text: str) -> list[tuple[Any, list[SyntaxProblem]]]:
         problem = _as_problem(text, error, base)
         known = len(documents)
         partial = None if isinstance(error, BoundExceeded) else _before_mistake(text, problem, known)
-        documents.append((partial, [problem]))
+        return [*documents, (partial, [problem])]
     finally:
         loader.dispose()
     refused = refused_place(text, roots, base)
@@ -222,7 +224,9 @@ def _as_problem(text: str, error: Exception, base: int) -> SyntaxProblem:
         found = yaml.reader.Reader.NON_PRINTABLE.search(text)
         code = f"U+{ord(found.group()):04X} " if found else ""
         return problem_at(text, f"the control character {code}is not allowed in YAML", found.start() if found else 0)
-    mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
+    mark, context = getattr(error, "problem_mark", None), getattr(error, "context_mark", None)
+    if context is not None and (mark is None or mark.index + base >= len(text.rstrip())):
+        mark = context  # not where the text ends, but where what never ends begins
     message = _sentence(error) if isinstance(error, yaml.YAMLError) else "not valid YAML"
     offset = min(mark.index + base, max(len(text) - 1, 0)) if mark is not None else 0
     if "\t" in text[offset : offset + 1] or "\\t" in message or "tab" in message:
