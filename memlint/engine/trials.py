@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Callable, Mapping
 
 from memlint.document.model import Document
 from memlint.findings import KeyEdit
-from memlint.job import TrainingJob, replace_fields
+from memlint.job import TrainingJob, replace_fields, settle_dtype
 from memlint.rules.context import Trial
 
 if TYPE_CHECKING:
@@ -77,7 +77,9 @@ class Trials:
         job = reading.jobs[self._index]
         if job.model != self._job.model:
             return None
-        return replace_fields(job, {"architecture": self._job.architecture})
+        architecture = self._job.architecture
+        job = replace_fields(job, {"architecture": architecture})
+        return settle_dtype(job, architecture.dtype if architecture is not None else None)
 
 
 def with_edit(data: Any, edit: KeyEdit) -> Any:
