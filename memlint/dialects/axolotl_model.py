@@ -11,7 +11,7 @@ from memlint.dialects.values import as_strings, is_auto
 _DTYPE = "utils/config/__init__.py: resolve_dtype"
 _LOADER = "loaders/model.py"
 
-FP32_MODULES = ("norm", "embed_tokens", "lm_head", "embed_in", "embed_out", "word_embeddings")
+FP32_MODULES = ("[^.]*norm", "embed_tokens", "lm_head", "embed_in", "embed_out", "word_embeddings")
 """What ``_configure_embedding_dtypes`` casts to fp32: norms and the pair that get_linear_embedding_layers names for the
 model type (loaders/utils.py). Routers (``.gate``) are cast too, a few KiB that no fragment could name safely."""
 
@@ -117,7 +117,7 @@ def _fp32_modules(run: Run, dtype: str) -> None:
     if dtype == "fp32" or run.fsdp_version:
         norms = run.fsdp_version == 2 and cfg.flag("fp32_norms") and dtype != "fp32"
         if norms:
-            run.put("training.precision.fp32_modules", ("norm",), "fp32_norms")
+            run.put("training.precision.fp32_modules", ("[^.]*norm",), "fp32_norms")
         else:
             run.default("training.precision.fp32_modules", (), where)
         return

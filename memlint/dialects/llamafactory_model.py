@@ -21,6 +21,9 @@ LANGUAGE = ("language_model", "lm_head")
 """Name fragments of model/model_utils/visual.py, of all registered models together: a text model has none of the first
 two, so the defaults (towers frozen) change nothing there."""
 
+OUTSIDE = ("embed_tokens", "lm_head", "norm", "wte", "wpe", "ln_f", "embed_in", "embed_out", "final_layer_norm")
+"""Modules outside the layers: frozen by the freeze method unless ``freeze_extra_modules`` names them."""
+
 _ADAPTER = "model/adapter.py"
 _ARGUMENTS = "hparams/finetuning_args.py"
 
@@ -42,7 +45,7 @@ def read_precision(run: Run) -> None:
     run.default("training.precision.weights", "auto", "model/loader.py: torch_dtype auto, the checkpoint's own")
     _trainable(run)
     if cfg.flag("upcast_layernorm"):
-        run.put("training.precision.fp32_modules", ("norm",), "upcast_layernorm")
+        run.put("training.precision.fp32_modules", ("[^.]*norm", r"\bln_"), "upcast_layernorm")
     if cfg.flag("fp8"):
         run.put("training.precision.fp8", True, "fp8")
         if run.bits is not None:
@@ -130,16 +133,7 @@ def _read_freeze(run: Run) -> None:
     layers = cfg.integer("freeze_trainable_layers")
     if layers == 0:
         run.reject("freeze_trainable_layers", "`freeze_trainable_layers: 0` trains no layer")
-    if layers is not None and layers < 0:
-        names = tuple(f".{index}." for index in range(min(-layers, 1024)))
-        run.put("training.trainable_patterns", names, "freeze_trainable_layers")
-        run.put("training.trainable_layers", 0, "freeze_trainable_layers")
-    else:
-        run.choose("training.trainable_layers", "freeze_trainable_layers", layers or None, 2, _ARGUMENTS)
-    extra = cfg.strings("freeze_extra_modules")
-    if extra:
-        found = run.draft.get("training.trainable_patterns", ())
-        run.put("training.trainable_patterns", (*found, *extra), "freeze_extra_modules")
+    run.choose("training.trainable_layers", "freeze_trainable_layers", layers or None, 2, _ARGUMENTS)
     modules = cfg.strings("freeze_trainable_modules")
     if modules and modules != ("all",):
         run.assume("`freeze_trainable_modules` is not modelled: the trainable layers train in full")
@@ -190,6 +184,10 @@ def _read_towers(run: Run) -> None:
         stated = stated or (key if flag is not None else None)
         if default if flag is None else flag:
             frozen.extend(names)
+    if run.method == "freeze":
+        extra = cfg.strings("freeze_extra_modules") or ()
+        frozen.extend(name for name in OUTSIDE if name not in extra)
+        stated = stated or ("freeze_extra_modules" if extra else None)
     run.choose(
         "training.freeze", stated or "freeze_vision_tower", tuple(frozen) if stated else None, tuple(frozen), _ARGUMENTS
     )

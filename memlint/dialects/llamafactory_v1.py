@@ -10,6 +10,7 @@ from typing import Any
 from memlint.dialects.base import JobDraft, Problem, ReadContext, Reading
 from memlint.dialects.deepspeed import join_deepspeed
 from memlint.dialects.llamafactory_base import PINS, VERSION, Run, interpolated
+from memlint.dialects.llamafactory_model import OUTSIDE
 from memlint.dialects.values import Section, near_misses
 from memlint.document.model import Document
 
@@ -151,16 +152,10 @@ def _pick(run: Run, part: Section, name: str, key: str, value: Any, fallback: An
 
 def _freeze(run: Run, peft: Section) -> None:
     layers = peft.integer("freeze_trainable_layers")
-    if layers is not None and layers < 0:
-        names = tuple(f".{index}." for index in range(min(-layers, 1024)))
-        run.put("training.trainable_patterns", names, peft.path("freeze_trainable_layers"))
-        run.put("training.trainable_layers", 0, peft.path("freeze_trainable_layers"))
-    else:
-        _pick(run, peft, "training.trainable_layers", "freeze_trainable_layers", layers, 2)
+    _pick(run, peft, "training.trainable_layers", "freeze_trainable_layers", layers or None, 2)
     extra = peft.strings("freeze_extra_modules")
-    if extra:
-        found = run.draft.get("training.trainable_patterns", ())
-        run.put("training.trainable_patterns", (*found, *extra), peft.path("freeze_extra_modules"))
+    frozen = tuple(name for name in OUTSIDE if name not in (extra or ()))
+    _pick(run, peft, "training.freeze", "freeze_extra_modules", frozen if extra else None, frozen)
 
 
 def _lora(run: Run, peft: Section) -> None:
