@@ -15,13 +15,17 @@ from memlint.estimate.ops.loss import causal_lm_loss, cross_entropy
 from memlint.models.architecture import Architecture
 
 
+SCALED_LOGITS = ("granite", "granitemoe", "granitemoehybrid", "granitemoeshared", "cohere", "cohere2")
+"""Model types whose logits are multiplied or divided by a number, always (modeling files of transformers 5.24)."""
+
+
 class CausalHead:
     """lm_head over all positions, then transformers' ForCausalLMLoss, or one of its fused or chunked substitutes."""
 
     def __init__(self, a: Architecture, b: Build, embed: Any, *, name: str = "lm_head", bias: bool = False) -> None:
         self.loss_kind = b.training.loss
         self.softcap = a.get("final_logit_softcapping") is not None
-        self.scaled = a.get("logits_scaling") is not None or a.get("logit_scale") is not None
+        self.scaled = a.model_type in SCALED_LOGITS
         rows = b.training.vocab_size or a.vocab_size
         self.tied = a.tie_word_embeddings
         if self.tied:

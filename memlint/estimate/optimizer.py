@@ -21,6 +21,7 @@ BLOCK_8BIT = 256
 _ONE_STATE = {"lion", "sgd-momentum", "rmsprop", "adagrad", "paged-lion", "schedule-free-sgd", "signum"}
 _EIGHT_BIT_TWO = {"adamw-8bit", "paged-adamw-8bit", "adam-8bit", "ademamix-8bit"}
 _EIGHT_BIT_ONE = {"lion-8bit", "paged-lion-8bit", "rmsprop-8bit", "adagrad-8bit", "sgd-8bit"}
+_FOREACH = {"adamw", "adamw-foreach", "adam", "stable-adamw", "schedule-free-adamw", "sgd-foreach", "nadam", "radam"}
 
 
 def _state_dtype(name: str, slot: Slot, forced: str | None) -> str:
@@ -87,7 +88,7 @@ def step_temporary_bytes(name: str, slots: Sequence[Slot], forced: str | None = 
     """Highest bytes of temporaries inside ``optimizer.step()``, beyond parameters, gradients and states."""
     if not slots:
         return 0
-    if name in ("adamw", "adamw-foreach", "adam", "stable-adamw", "schedule-free-adamw", "sgd-foreach", "nadam", "radam"):
+    if name in _FOREACH:
         # _foreach_sqrt of all second moments of one dtype group at once.
         groups: dict[str, int] = {}
         for slot in slots:

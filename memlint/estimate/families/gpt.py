@@ -10,6 +10,9 @@ from memlint.job import TrainingJob
 
 MODULES = {
     "gpt2": "gpt2",
+    "gpt_neox": "gpt_neox",
+    "phi": "gpt_neox",
+    "opt": "opt",
 }
 """model_type -> module of this package that holds its ``Model``; modules load on first use."""
 

@@ -33,7 +33,7 @@ class Attention:
         b, s, h = x.shape
         q, k, v = split(f, self.c_attn(f, x), (b, s, h), (b, s, h), (b, s, h))
         q, k, v = (heads_of(t, self.heads, self.width) for t in (q, k, v))
-        out, weights = attend(f, env, q, k, v, env.state["mask"], self.dropout, softmax_fp32=False)
+        out, weights = attend(f, env, q, k, v, env.state["mask"], self.dropout, style="plain")
         out = self.c_proj(f, out)
         out = dropout(f, out, self.residual_dropout)
         return out, weights

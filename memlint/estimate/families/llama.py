@@ -47,9 +47,12 @@ class Shape:
     """gemma2: tanh soft-capping of attention weights under eager."""
     rope_fp32: bool = False
     """olmo2: rotary tables stay fp32, so q and k are rotated in fp32 and cast back."""
+    rope_upcast: bool = False
+    """cohere: q and k are cast to fp32, rotated, cast back."""
+    rope_cat: bool = False
+    """phi3: rotated and passed-on parts are concatenated even when nothing is passed on."""
     local_rope: bool = False
     """gemma3: a second pair of rotary tables for local layers."""
-    logit_scale: bool = False
 
 
 SHAPES: dict[str, Shape] = {
@@ -63,13 +66,13 @@ SHAPES: dict[str, Shape] = {
     "gemma3_text": Shape(
         norm="gemma", norms="both", qk_norm="head", mlp_bias=False, embed_scale=True, local_rope=True
     ),
-    "phi3": Shape(qkv_bias=False, o_bias=False, mlp_bias=False, fused_qkv=True, fused_gate=True),
-    "olmo": Shape(norm="plain", mlp_bias=False),
+    "phi3": Shape(qkv_bias=False, o_bias=False, mlp_bias=False, fused_qkv=True, fused_gate=True, rope_cat=True),
+    "olmo": Shape(norm="plain", mlp_bias=False, rope_fp32=True),
     "olmo2": Shape(norm="olmo2", norms="post", qk_norm="full", mlp_bias=False, rope_fp32=True),
-    "granite": Shape(branch_scale=True, embed_scale=True, logit_scale=True),
+    "granite": Shape(branch_scale=True, embed_scale=True),
     "smollm3": Shape(),
     "starcoder2": Shape(norm="layer", qkv_bias="use_bias", o_bias="use_bias", mlp_bias="use_bias", gated=False),
-    "cohere": Shape(norm="bare", norms="parallel", mlp_bias=False, logit_scale=True),
+    "cohere": Shape(norm="cohere", norms="parallel", mlp_bias=False, rope_upcast=True),
     "stablelm": Shape(norm="layer", qkv_bias="use_qkv_bias", o_bias=False, mlp_bias=False),
 }
 """model_type -> shape. A type missing here runs as Llama and is called approximate."""
@@ -97,23 +100,28 @@ class Norm:
 
     def __call__(self, f: Tape, env: Env, x: Tensor) -> Tensor:
         """x [..., width] -> the same shape."""
-        if self.style in ("layer", "plain"):
+        if self.style == "plain":
+            # OlmoLayerNorm: F.layer_norm in fp32, cast back
+            return cast(f, layer_norm(f, cast(f, x, "fp32"), None, None), x.dtype)
+        if self.style == "layer":
             return layer_norm(f, x, self.weight, self.bias)
         if "rms_norm" in env.liger:
             return fused_rms_norm(f, x, self.weight)
-        return rms_norm(f, x, self.weight, style="olmo2" if self.style == "bare" else self.style)
+        return rms_norm(f, x, self.weight, style=self.style)
 
 
-def rotate(f: Tape, x: Tensor, cos: Tensor, sin: Tensor, *, cast_back: bool = False) -> Tensor:
+def rotate(f: Tape, x: Tensor, cos: Tensor, sin: Tensor, s: Shape) -> Tensor:
     """apply_rotary_pos_emb of one tensor: x * cos + rotate_half(x) * sin; a partial rotary width passes the rest on."""
     width, dtype = cos.shape[-1], x.dtype
-    if width < x.shape[-1]:
+    if s.rope_upcast:
+        x = cast(f, x, "fp32")
+    if width < x.shape[-1] or s.rope_cat:
         turned = slice_of(f, x, (*x.shape[:-1], width))
         rest = slice_of(f, x, (*x.shape[:-1], x.shape[-1] - width))
         del x
         return cat(f, _rotate(f, turned, cos, sin), rest)
     x = _rotate(f, x, cos, sin)
-    return cast(f, x, dtype) if cast_back else x
+    return cast(f, x, dtype) if s.rope_fp32 or s.rope_upcast else x
 
 
 def _rotate(f: Tape, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -155,7 +163,8 @@ class Attention:
             self.k = b.linear(f"{name}.k_proj", h, kv, qkv_bias)
             self.v = b.linear(f"{name}.v_proj", h, kv, qkv_bias)
         self.o = b.linear(f"{name}.o_proj", q, h, flag(a, s.o_bias))
-        self.rope_fp32 = s.rope_fp32
+        self.shape = s
+        self.softcap = s.softcap and a.get("attn_logit_softcapping") is not None
         self.qk_norm = s.qk_norm
         if s.qk_norm is not None:
             head = s.qk_norm == "head"
@@ -188,8 +197,10 @@ class Attention:
         q, k, v = self.project(f, env, x)
         rope = env.state.get(f"rope:{kind}") or env.state["rope"]
         if kind != "nope":
-            q, k = rotate(f, q, *rope, cast_back=self.rope_fp32), rotate(f, k, *rope, cast_back=self.rope_fp32)
-        out = env.attend(f, q, k, v, env.state["masks"][kind], self.dropout)
+            q, k = rotate(f, q, *rope, self.shape), rotate(f, k, *rope, self.shape)
+        dense = self.shape.rope_cat or rope[0].shape[-1] < self.dim
+        mask = env.state["masks"]["full" if kind == "nope" else kind]
+        out = env.attend(f, q, k, v, mask, self.dropout, dense=dense, softcap=self.softcap)
         del q, k, v
         result: Tensor = self.o(f, out)
         return result
@@ -350,11 +361,11 @@ class Model:
         state = env.state
         state["masks"] = {
             kind: env.mask(f, rows, length, x.dtype, a.get("sliding_window") if kind == "sliding" else None)
-            for kind in dict.fromkeys(self.kinds)
+            for kind in dict.fromkeys("full" if kind == "nope" else kind for kind in self.kinds)
         }
         dtype = "fp32" if self.shape.rope_fp32 else x.dtype
         state["rope"] = rotary_tables(f, length, self.rotary, dtype)
-        if self.shape.local_rope:
+        if self.shape.local_rope and len(state["masks"]) > 1:
             state["rope:sliding"] = rotary_tables(f, length, self.rotary, dtype)
         del state
         x = self.layers(f, env, x)

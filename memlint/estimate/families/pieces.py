@@ -8,7 +8,7 @@ from memlint.estimate.build import Build
 from memlint.estimate.engine.tape import Tape, Tensor
 from memlint.estimate.env import Env
 from memlint.estimate.ops.attention import repeat_kv, sdpa, softmax
-from memlint.estimate.ops.basic import add, cast, copy, dropout, scale
+from memlint.estimate.ops.basic import add, cast, cat, copy, dropout, mul, scale, slice_of
 from memlint.estimate.ops.linear import matmul
 from memlint.estimate.ops.norm import layer_norm
 
@@ -43,55 +43,75 @@ def attend(
     p: float = 0.0,
     *,
     causal: bool = True,
-    softmax_fp32: bool = True,
-    upcast: bool = False,
-    folded: bool = False,
+    style: str = "fp32",
+    dense: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
     """Attention as the job asks for it: q [B, h, S, D], k and v [B, kv, T, D] -> [B, S, h*D], and its weights under eager.
 
     The weights are returned as transformers returns them: the caller's ``_`` keeps them alive until the block is done.
-    ``softmax_fp32``: ``softmax(dtype=float32).to(dtype)``, else softmax in the dtype of the scores. ``upcast``: gptj's scores
-    in fp32. ``folded``: q and k are contiguous [B, h, S, D] (made by cat), so matmul need not copy them.
+    ``style`` of eager: ``fp32`` for ``softmax(dtype=float32).to(query.dtype)``, ``plain`` for softmax in the dtype of the scores,
+    ``upcast`` for gptj's scores in fp32. ``dense``: q and k are contiguous [B, h, S, D] (made by cat), so matmul copies neither.
     """
     if env.attention == "eager":
-        return eager(f, q, k, v, mask, p, softmax_fp32=softmax_fp32, upcast=upcast, folded=folded)
+        return eager(f, q, k, v, mask, p, style=style, dense=dense)
     if env.attention == "sdpa":
-        return sdpa(f, q, k, v, mask, causal=causal, capability=env.capability), None
+        return sdpa(f, q, k, v, mask, causal=causal, capability=env.capability, dense=dense), None
     return sdpa(f, q, k, v, None, causal=causal, force="flash"), None
 
 
 def eager(
-    f: Tape,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    mask: Tensor | None,
-    p: float,
-    *,
-    softmax_fp32: bool,
-    upcast: bool,
-    folded: bool,
+    f: Tape, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, p: float, *, style: str, dense: bool
 ) -> tuple[Tensor, Tensor]:
-    """eager_attention_forward as gpt2, gpt_neox, opt, bart, bert and their like write it."""
-    b, heads, s, d = q.shape
-    dtype = v.dtype
+    """eager_attention_forward as gpt2, gpt_neox, opt, gptj, bart, bert and their like write it."""
+    b, heads, s, _ = q.shape
+    loose = b > 1
     repeated = k.shape[1] not in (1, heads)
     k, v = repeat_kv(f, k, heads), repeat_kv(f, v, heads)
-    loose = b > 1
-    length = k.shape[2]
-    if upcast:
-        weights = matmul(f, cast(f, q, "fp32"), cast(f, k, "fp32"), length, copy_a=loose and not folded, copy_b=loose and not folded)
-    else:
-        weights = matmul(f, q, k, length, copy_a=loose and not folded, copy_b=loose and not folded and not repeated)
-    weights = scale(f, weights)
+    weights = _scores(f, q, k, style, loose and not dense, loose and not dense and not repeated)
     if mask is not None:
         weights = add(f, weights, mask)
-    if softmax_fp32:
-        weights = cast(f, softmax(f, weights, "fp32"), dtype)
+    if style == "fp32":
+        weights = cast(f, softmax(f, weights, "fp32"), q.dtype)
+    elif style == "upcast":
+        weights = cast(f, softmax(f, weights), v.dtype)
     else:
         weights = softmax(f, weights)
-        weights = cast(f, weights, dtype)
+        weights = cast(f, weights, v.dtype)
     weights = dropout(f, weights, p)
     out = matmul(f, weights, v, v.shape[-1], copy_b=loose and not repeated)
     out = copy(f, out)
     return out.view(b, s, heads * v.shape[-1]), weights
+
+
+def _scores(f: Tape, q: Tensor, k: Tensor, style: str, copy_q: bool, copy_k: bool) -> Tensor:
+    length = k.shape[2]
+    if style == "upcast":
+        return scale(f, matmul(f, cast(f, q, "fp32"), cast(f, k, "fp32"), length, copy_a=copy_q, copy_b=copy_k))
+    return scale(f, matmul(f, q, k, length, copy_a=copy_q, copy_b=copy_k))
+
+
+def rotate_pairs(f: Tape, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+    """apply_rotary_pos_emb of gpt_neox: the first ``cos.shape[-1]`` of each head turn, the rest is concatenated as it is."""
+    width, rest = cos.shape[-1], q.shape[-1] - cos.shape[-1]
+    q_rot, q_pass = slice_of(f, q, (*q.shape[:-1], width)), slice_of(f, q, (*q.shape[:-1], rest))
+    k_rot, k_pass = slice_of(f, k, (*k.shape[:-1], width)), slice_of(f, k, (*k.shape[:-1], rest))
+    q_turned, k_turned = turn(f, q_rot, cos, sin), turn(f, k_rot, cos, sin)
+    q_turned = joined(f, q_turned, q_pass)
+    k_turned = joined(f, k_turned, k_pass)
+    return q_turned, k_turned
+
+
+def turn(f: Tape, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """``x * cos + rotate_half(x) * sin``."""
+    half = (*x.shape[:-1], x.shape[-1] // 2)
+    return add(f, mul(f, x, cos), mul(f, _half_turned(f, x, half), sin))
+
+
+def _half_turned(f: Tape, x: Tensor, half: tuple[int, ...]) -> Tensor:
+    first, second = slice_of(f, x, half), slice_of(f, x, half)
+    return cat(f, scale(f, second), first)
+
+
+def joined(f: Tape, turned: Tensor, rest: Tensor) -> Tensor:
+    """``cat((turned, rest), -1)``; autocast casts to the widest dtype first (promote list of autocast_mode.h)."""
+    return cat(f, turned, cast(f, rest, turned.dtype))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import prod
 
 from memlint.estimate.engine.tape import Node, Tape, Tensor
-from memlint.estimate.ops.basic import add, cast, copy, dropout, expand_copy, scale
+from memlint.estimate.ops.basic import add, cast, copy, dropout, expand_copy, saving_output, scale
 from memlint.estimate.ops.linear import matmul, to_autocast
 
 
@@ -33,7 +33,15 @@ def softmax(f: Tape, x: Tensor, dtype: str | None = None) -> Tensor:
 
 
 def eager_attention(
-    f: Tape, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, p: float = 0.0, *, fp32_softmax: bool = True
+    f: Tape,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    p: float = 0.0,
+    *,
+    fp32_softmax: bool = True,
+    softcap: bool = False,
 ) -> Tensor:
     """transformers' eager_attention_forward: q [B, h, S, D], k, v [B, kv, S, D] -> [B, S, h*D].
 
@@ -49,6 +57,11 @@ def eager_attention(
     length = keys.shape[2]
     weights = matmul(f, q, keys, length, copy_a=not folds, copy_b=not folds and not repeated)
     weights = scale(f, weights)
+    if softcap:
+        # gemma2: weights / cap, tanh, * cap
+        weights = scale(f, weights)
+        weights = saving_output(f, weights)
+        weights = scale(f, weights)
     if mask is not None:
         weights = add(f, weights, mask)
     if fp32_softmax:
@@ -155,6 +168,7 @@ def sdpa(
     causal: bool = True,
     capability: tuple[int, int] | None = None,
     force: str | None = None,
+    dense: bool = False,
 ) -> Tensor:
     """transformers' sdpa_attention_forward (integrations/sdpa_attention.py, 5.24): [B, h, S, D] -> [B, S, h*D].
 
@@ -171,4 +185,7 @@ def sdpa(
         out = math_attention(f, q, k, v, mask, causal=causal)
     else:
         out = fused_attention(f, q, k, v, mask)
+        if dense and kernel == "flash" and b * s > 1:
+            # flash lays its output out as q is; then transpose(1, 2).contiguous() is a copy (flash_api.cpp empty_like(q)).
+            out = copy(f, out)
     return out.view(b, s, prod(out.shape) // (b * s))

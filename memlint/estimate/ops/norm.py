@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from memlint.estimate.engine.tape import Node, Tape, Tensor
-from memlint.estimate.ops.basic import cast, mean_last, mul, rsqrt, shift, square
+from memlint.estimate.ops.basic import add, cast, mean_last, mul, rsqrt, shift, square
 
 
 def rms_norm(f: Tape, x: Tensor, weight: Tensor | None, *, style: str = "llama") -> Tensor:
@@ -15,6 +15,8 @@ def rms_norm(f: Tape, x: Tensor, weight: Tensor | None, *, style: str = "llama")
     dtype = x.dtype
     if style == "gemma":
         return _gemma_norm(f, x, weight)
+    if style == "cohere":
+        return _cohere_norm(f, x, weight)
     h = cast(f, x, "fp32")
     del x
     variance = mean_last(f, square(f, h))
@@ -35,6 +37,17 @@ def _gemma_norm(f: Tape, x: Tensor, weight: Tensor | None) -> Tensor:
     if weight is not None:
         output = mul(f, output, shift(f, cast(f, weight, "fp32")))
     return cast(f, output, x.dtype)
+
+
+def _cohere_norm(f: Tape, x: Tensor, weight: Tensor | None) -> Tensor:
+    # models/cohere/modeling_cohere.py CohereLayerNorm: the mean is subtracted twice, weight.to(fp32) * h, cast back.
+    h = cast(f, x, "fp32")
+    mean = mean_last(f, h)
+    variance = mean_last(f, square(f, add(f, h, mean)))
+    h = mul(f, add(f, h, mean), rsqrt(f, shift(f, variance)))
+    if weight is not None:
+        h = mul(f, cast(f, weight, "fp32"), h)
+    return cast(f, h, x.dtype)
 
 
 def _layer_norm_backward(f: Tape, node: Node, grad: Tensor) -> tuple[Tensor | None, ...]:
