@@ -128,6 +128,11 @@ def _half(write: Writer, value: Any) -> None:
     write.off("float32", pure)
 
 
+def _autocast(write: Writer, value: Any) -> None:
+    if not write.job.parallelism.strategy.startswith("zero"):
+        _half(write, value)  # under DeepSpeed nothing is autocast: the engine casts the weights
+
+
 def _attention(write: Writer, value: Any) -> None:
     name = NATIVE_TO_ATTENTION.get(value)
     if name is not None:
@@ -255,7 +260,7 @@ _HANDLERS: dict[str, Callable[[Writer, Any], None]] = {
     "training.checkpointing.offload": _offloaded,
     "training.checkpointing.reentrant": _reentrant,
     "training.optimizer": _optimizer,
-    "training.precision.autocast": _half,
+    "training.precision.autocast": _autocast,
     "training.precision.weights": _half,
     "training.attention": _attention,
     "training.loss": _loss,

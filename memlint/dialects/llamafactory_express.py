@@ -132,8 +132,8 @@ def _optimizer(write: Writer, value: Any) -> None:
 
 
 def _autocast(write: Writer, value: Any) -> None:
-    if value not in ("bf16", "fp16"):
-        return
+    if value not in ("bf16", "fp16") or write.job.parallelism.strategy.startswith("zero"):
+        return  # under DeepSpeed nothing is autocast: the engine casts the weights
     other = "fp16" if value == "bf16" else "bf16"
     write.set(value, True)
     write.off(other)

@@ -39,7 +39,10 @@ def read_precision(run: Run) -> None:
         run.put("training.precision.autocast", "bf16" if bf16 else "fp16", "bf16" if bf16 else "fp16")
     else:
         stated = cfg.has("bf16", "fp16")
-        run.choose("training.precision.autocast", stated or "bf16", None, None, None)
+        if stated is not None:
+            run.put("training.precision.autocast", None, stated)
+        else:
+            run.choose("training.precision.autocast", "bf16", None, None, None)
     if fp16 and not bf16:
         run.put("training.precision.grad_scaler", True, "fp16")
     run.default("training.precision.weights", "auto", "model/loader.py: torch_dtype auto, the checkpoint's own")
