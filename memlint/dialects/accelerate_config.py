@@ -11,7 +11,7 @@ from memlint.dialects.accelerate_fsdp import apply_fsdp
 from memlint.dialects.base import JobDraft, Problem, ReadContext
 from memlint.dialects.deepspeed import apply_settings, find_config
 from memlint.dialects.deepspeed_config import DeepSpeedSettings
-from memlint.dialects.values import Section, near_misses, words
+from memlint.dialects.values import Section, near_misses, show, words
 
 _PLUGIN = "accelerate 1.15: utils/dataclasses.py"
 
@@ -57,12 +57,12 @@ def join_accelerate(
     shipped = shipped_config(path)
     if shipped is None:
         section.problem(
-            "MEM008", key, f"accelerate file `{path}` does not exist; sharding is unknown", label="not found"
+            "MEM008", key, f"accelerate file `{show(path, 200)}` does not exist; sharding is unknown", label="not found"
         )
-        draft.assumptions.append(f"accelerate file `{path}` is missing: computed without sharding")
+        draft.assumptions.append(f"accelerate file `{show(path, 200)}` is missing: computed without sharding")
         return False
     content, source = shipped
-    draft.assumptions.append(f"`{key}: {path}` is {source}")
+    draft.assumptions.append(f"`{key}: {show(path, 200)}` is {source}")
     quiet: list[Problem] = []
     apply_accelerate(draft, Section(content, quiet), context, companions, framework, shipped=(key, section))
     return True

@@ -41,5 +41,6 @@ SHIPPED: dict[str, dict[str, Any]] = {
 
 def shipped_config(name: str) -> tuple[dict[str, Any], str] | None:
     """Return the launch config TRL ships under ``name`` and its source; None when there is none."""
-    content = SHIPPED.get(name.replace("\\", "/").rpartition("/")[2].removesuffix(".yaml"))
-    return None if content is None else (content, f"TRL 1.16: accelerate_configs/{name}.yaml")
+    stem = name.replace("\\", "/").rpartition("/")[2].removesuffix(".yaml")
+    content = SHIPPED.get(stem)
+    return None if content is None else (content, f"TRL 1.16: accelerate_configs/{stem}.yaml")

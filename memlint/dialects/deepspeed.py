@@ -6,7 +6,7 @@ from typing import Any, Mapping
 
 from memlint.dialects.base import JobDraft, Problem, ReadContext, Reading
 from memlint.dialects.deepspeed_config import TOP_KEYS, DeepSpeedSettings, batch_problem, read_config
-from memlint.dialects.values import Section, as_mapping
+from memlint.dialects.values import Section, as_mapping, show
 from memlint.document.model import Document
 from memlint.findings import KeyEdit
 from memlint.job import KeyPath, TrainingJob
@@ -31,13 +31,12 @@ class DeepSpeed:
     def recognise(self, document: Document) -> bool:
         """Whether the mapping is a DeepSpeed config."""
         data = document.mapping
-        if not any(mark in data for mark in _MARKS) and not (
-            "train_batch_size" in data and any(isinstance(data.get(name), dict) for name in _PARTS)
-        ):
-            return False
-        # GPT-NeoX and Composer keep DeepSpeed's keys among many of their own.
         strange = sum(1 for key in data if key not in TOP_KEYS and not str(key).startswith("_"))
-        return strange <= 1 or strange * 3 <= len(data)
+        if any(mark in data for mark in _MARKS):
+            # GPT-NeoX and Composer keep DeepSpeed's keys among many of their own.
+            return strange <= 1 or strange * 3 <= len(data)
+        parts = any(isinstance(data.get(name), dict) for name in _PARTS)
+        return "train_batch_size" in data and parts and strange == 0
 
     def read(self, document: Document, context: ReadContext) -> Reading:
         """Check the file; a job needs the training file that names it."""
@@ -102,7 +101,7 @@ def find_config(
     if found is not None:
         if not isinstance(found.data, dict):
             reason = found.problems[0].message if found.problems else "it holds no mapping"
-            section.problem("MEM008", key, f"DeepSpeed file `{value}` cannot be read: {reason}")
+            section.problem("MEM008", key, f"DeepSpeed file `{show(value, 200)}` cannot be read: {reason}")
             return None
         companions.append(found.path)
         return read_config(Section(found.data, section.problems, file=found.path))
@@ -116,16 +115,18 @@ def _missing(draft: JobDraft, section: Section, key: str, path: str, framework: 
     quiet: list[Problem] = []
     if shipped is not None:
         content, source = shipped
-        draft.assumptions.append(f"`{path}` is not here; read as the file of that name in {source}")
+        draft.assumptions.append(f"`{show(path, 200)}` is not here; read as the file of that name in {source}")
         settings = read_config(Section(content, quiet), shipped=source)
         return replace(settings, keys={}, source=source)
     guess = stage_from_name(path)
-    section.problem("MEM008", key, f"DeepSpeed file `{path}` does not exist; sharding is unknown", label="not found")
+    section.problem(
+        "MEM008", key, f"DeepSpeed file `{show(path, 200)}` does not exist; sharding is unknown", label="not found"
+    )
     if guess is None:
-        draft.assumptions.append(f"DeepSpeed file `{path}` is missing: computed without sharding")
+        draft.assumptions.append(f"DeepSpeed file `{show(path, 200)}` is missing: computed without sharding")
         return None
     stage = guess["zero_optimization"]["stage"]
-    draft.assumptions.append(f"DeepSpeed file `{path}` is missing: ZeRO stage {stage} assumed from its name")
+    draft.assumptions.append(f"DeepSpeed file `{show(path, 200)}` is missing: ZeRO stage {stage} assumed from its name")
     return replace(read_config(Section(guess, quiet)), keys={}, source=f"name of `{path}`")
 
 

@@ -157,6 +157,11 @@ def _join(draft: JobDraft, section: Section, context: ReadContext, companions: l
         draft.set("parallelism.gpus", gpus, key=section.path("num_processes"))
     if section.has("deepspeed", "fsdp") or draft.get("parallelism.strategy") is None:
         apply_sharding(draft, section, context, companions, framework="trl")
+    if draft.get("parallelism.strategy") == "ddp" and not section.has("deepspeed", "fsdp", "accelerate_config"):
+        draft.assumptions.append(
+            "the launch config decides sharding and the recipe names none: a full copy on each GPU assumed"
+            " (`accelerate_config: zero3` in the recipe names one)"
+        )
 
 
 def _after_sharding(arguments: Arguments) -> None:

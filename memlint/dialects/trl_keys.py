@@ -87,9 +87,10 @@ def infer_trainer(data: Mapping[str, Any], path: str) -> tuple[str, str | None]:
     """
     loss = data.get("loss_type")
     loss = loss[0] if isinstance(loss, list) and loss else loss
+    hint = _from_path(path)
     for key in ("num_generations", "reward_funcs"):
         if key in data:
-            return "grpo", key
+            return "rloo" if hint == "rloo" else "grpo", key
     for key in ("simpo_gamma", "gamma_beta_ratio"):
         if key in data:
             return "simpo", key
@@ -101,7 +102,6 @@ def infer_trainer(data: Mapping[str, Any], path: str) -> tuple[str, str | None]:
         return "ppo", "reward_model_path"
     if "desirable_weight" in data or "undesirable_weight" in data or loss in _KTO_LOSSES:
         return "kto", "loss_type" if loss in _KTO_LOSSES else "desirable_weight"
-    hint = _from_path(path)
     if hint is not None and hint != "sft":
         return hint, None
     if loss in _GRPO_LOSSES:

@@ -104,14 +104,15 @@ def is_auto(value: Any) -> bool:
     return isinstance(value, str) and value.strip().lower() == "auto"
 
 
-def show(value: Any) -> str:
-    """Return a value as the user would recognise it, cut to a bounded length."""
+def show(value: Any, limit: int = MAX_TEXT) -> str:
+    """Return a value as the user would recognise it: cut to a bounded length, control characters escaped."""
     if value is None:
         return "null"
     if isinstance(value, bool):
         return "true" if value else "false"
     text = value if isinstance(value, str) else type(value).__name__ if isinstance(value, (dict, list)) else str(value)
-    return text if len(text) <= MAX_TEXT else text[: MAX_TEXT - 3] + "..."
+    text = text if len(text) <= limit else text[: limit - 3] + "..."
+    return text if text.isprintable() else text.encode("unicode_escape", "backslashreplace").decode("ascii")
 
 
 class Section:
