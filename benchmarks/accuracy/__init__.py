@@ -1,0 +1,1 @@
+"""How right memlint is: predictions against traced reference points and published measurements."""

@@ -1,0 +1,115 @@
+"""The allocator and the tape: what lives, when, and what a repeated block stands for."""
+
+from __future__ import annotations
+
+from memlint.estimate.engine.pool import ACTIVATIONS, GRADIENTS, TEMPORARIES, Pool, Storage, rounded
+from memlint.estimate.engine.tape import Tape, Tensor
+from memlint.estimate.ops.basic import add, cast, dropout, mul
+from memlint.estimate.ops.linear import Weight, linear
+
+
+def test_a_storage_lives_as_long_as_something_refers_to_it() -> None:
+    pool = Pool()
+    storage = Storage(pool, 1000, TEMPORARIES)
+    assert pool.live == 1024
+    del storage
+    assert pool.live == 0
+    assert pool.peak == 1024
+
+
+def test_sizes_are_rounded_to_512_bytes() -> None:
+    assert [rounded(n) for n in (0, 1, 512, 513)] == [0, 512, 512, 1024]
+
+
+def test_a_view_shares_its_storage() -> None:
+    f = Tape()
+    x = f.new((4, 128), "fp32")
+    y = x.view(2, 256)
+    del x
+    assert f.pool.live == 2048
+    del y
+    assert f.pool.live == 0
+
+
+def test_a_product_saves_what_its_gradients_need() -> None:
+    f = Tape()
+    weight = Weight("w", (128, 64), "bf16", True, None)
+    x = f.new((2, 64), "bf16")
+    y = linear(f, x, weight)
+    del x
+    assert f.pool.components[ACTIVATIONS] == 512, "the input is saved for the weight's gradient"
+    grad = f.like(y)
+    root = y
+    del y
+    f.run_backward(root, grad)
+    assert f.pool.components[ACTIVATIONS] == 0
+    assert f.pool.components[GRADIENTS] == 128 * 64 * 2
+
+
+def test_a_frozen_weight_saves_no_input() -> None:
+    f = Tape()
+    frozen = Weight("w", (64, 64), "bf16", False, None)
+    trained = Weight("v", (64, 64), "bf16", True, None)
+    x = f.new((512, 64), "bf16")
+    y = linear(f, x, frozen)
+    del x
+    assert f.pool.components[ACTIVATIONS] == 0
+    linear(f, y, trained)
+    assert f.pool.components[ACTIVATIONS] == 512 * 64 * 2
+
+
+def test_no_gradient_no_memory() -> None:
+    f = Tape()
+    f.grad_enabled = False
+    weight = Weight("w", (64, 64), "bf16", True, None)
+    x = f.new((512, 64), "bf16")
+    for _ in range(4):
+        x = linear(f, x, weight)
+    assert f.pool.live == 512 * 64 * 2
+    assert f.nodes == []
+
+
+def _block(weight: Weight) -> object:
+    def run(f: Tape, x: Tensor) -> Tensor:
+        h = mul(f, cast(f, x, "fp32"), x)
+        return add(f, x, cast(f, dropout(f, linear(f, cast(f, h, "bf16"), weight), 0.1), "bf16"))
+
+    return run
+
+
+def _stack(layers: int, shortcut: bool) -> tuple[int, int, list[int], list[int]]:
+    f = Tape()
+    weights = [Weight(f"w{i}", (64, 64), "bf16", True, None) for i in range(layers)]
+    x = f.new((512, 64), "bf16")
+    plan = [1, layers - 2, 1] if shortcut else [1] * layers
+    for number, count in enumerate(plan):
+        repeat = f.repeat_begin(count, (x,))
+        x = _block(weights[number])(f, x)  # type: ignore[operator]
+        f.repeat_end(repeat, (x,))
+    forward, live = f.pool.peak, f.pool.components[:]
+    f.pool.begin()
+    grad = f.like(x)
+    root = x
+    del x
+    f.run_backward(root, grad)
+    return forward, f.pool.peak, live, f.pool.components[:]
+
+
+def test_one_run_of_a_repeated_block_stands_for_all_of_them() -> None:
+    for layers in (4, 7, 40):
+        assert _stack(layers, shortcut=True) == _stack(layers, shortcut=False)
+
+
+def test_checkpointing_keeps_the_input_only() -> None:
+    f = Tape()
+    weight = Weight("w", (64, 64), "bf16", True, None)
+    x = f.new((512, 64), "bf16")
+    block = _block(weight)
+    out = f.checkpoint(lambda t: block(f, t), (x,), reentrant=False)  # type: ignore[operator]
+    del x
+    assert f.pool.live == 2 * 512 * 64 * 2, "the input and the output"
+    grad = f.like(out)
+    root = out
+    del out
+    f.run_backward(root, grad)
+    assert f.pool.components[GRADIENTS] == 64 * 64 * 2
