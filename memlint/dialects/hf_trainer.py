@@ -10,7 +10,6 @@ from typing import Any, Mapping
 from memlint.dialects.accelerate_fsdp import FSDP_KEYS
 from memlint.dialects.base import JobDraft, Problem, ReadContext, Reading
 from memlint.dialects.hf_trainer_args import TRANSFORMERS, Arguments, Defaults, apply_sharding, is_v4, trainer_source
-from memlint.dialects.hf_trainer_express import express_arguments
 from memlint.dialects.hf_trainer_home import HomeMade
 from memlint.dialects.hf_trainer_keys import DISTINCT, MEMORY_ARGS, TRAINING_ARGS
 from memlint.dialects.values import Section, near_misses
@@ -110,6 +109,8 @@ class HfTrainer:
 
     def express(self, changes: Mapping[str, Any], document: Document, job: TrainingJob) -> tuple[KeyEdit, ...] | None:
         """Write changes as TrainingArguments where they stand."""
+        from memlint.dialects.hf_trainer_express import express_arguments
+
         prefix = find_arguments(document.mapping)
         return None if prefix is None else express_arguments(changes, document, job, prefix=prefix)
 

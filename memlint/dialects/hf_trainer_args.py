@@ -7,9 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from memlint.dialects.accelerate_fsdp import apply_fsdp
 from memlint.dialects.base import JobDraft, ReadContext
-from memlint.dialects.deepspeed import join_deepspeed
 from memlint.dialects.names import HF_OPTIMIZERS, LAYERWISE_OPTIMIZERS
 from memlint.dialects.values import Section, as_strings, did_you_mean, major, show, version_tuple
 from memlint.records import dataclass
@@ -230,8 +228,12 @@ def apply_sharding(
             label="the Trainer refuses both",
         )
     if deepspeed:
+        from memlint.dialects.deepspeed import join_deepspeed
+
         join_deepspeed(draft, section, "deepspeed", context, companions, framework=framework)
     elif fsdp_on:
+        from memlint.dialects.accelerate_fsdp import apply_fsdp
+
         part = _fsdp_section(draft, section, context, companions)
         old = is_v4(context)
         wrapped = not old or "auto_wrap" in options or part.has("transformer_layer_cls_to_wrap", "auto_wrap_policy")

@@ -18,12 +18,18 @@ from memlint.job import TrainingJob
 class LazyDialect:
     """A dialect that is imported when it is first needed; name and text gate are known before."""
 
-    def __init__(self, name: str, module: str, attribute: str, markers: tuple[str, ...]) -> None:
-        """Stand for ``attribute`` of ``module``; a test compares ``markers`` with the module's own."""
+    def __init__(
+        self, name: str, module: str, attribute: str, markers: tuple[str, ...], keys: tuple[str, ...] = ()
+    ) -> None:
+        """Stand for ``attribute`` of ``module``; a test compares ``markers`` with the module's own.
+
+        ``keys``: the module is imported only for a mapping that has one of them at top level; empty: always.
+        """
         self.name = name
         self.module = module
         self.attribute = attribute
         self.markers = markers
+        self.keys = keys
         self._loaded: Dialect | None = None
 
     def load(self) -> Dialect:
@@ -49,6 +55,8 @@ class LazyDialect:
 
     def recognise(self, document: Document) -> bool:
         """Whether the document is of this dialect."""
+        if self.keys and not any(key in document.mapping for key in self.keys):
+            return False
         return self.load().recognise(document)
 
     def read(self, document: Document, context: ReadContext) -> Reading:
@@ -60,8 +68,22 @@ class LazyDialect:
         return self.load().express(changes, document, job)
 
 
-def _lazy(name: str, module: str, attribute: str, *markers: str) -> Dialect:
-    return cast(Dialect, LazyDialect(name, f"memlint.dialects.{module}", attribute, markers))
+def _lazy(name: str, module: str, attribute: str, *markers: str, keys: tuple[str, ...] = ()) -> Dialect:
+    return cast(Dialect, LazyDialect(name, f"memlint.dialects.{module}", attribute, markers, keys))
+
+
+_FACTORY_KEYS = (
+    "finetuning_type",
+    "stage",
+    "template",
+    "model_class",
+    "peft_config",
+    "train_dataset",
+    "dist_config",
+    "kernel_config",
+    "quant_config",
+)
+"""Keys without which llamafactory_v0.py and llamafactory_v1.py recognise nothing."""
 
 
 DIALECTS: tuple[Dialect, ...] = (
@@ -84,6 +106,7 @@ DIALECTS: tuple[Dialect, ...] = (
         "finetuning_type",
         "model_class",
         "peft_config",
+        keys=_FACTORY_KEYS,
     ),
     _lazy("trl", "trl", "TRL", "model_name_or_path", "max_prompt_length", "num_generations", "dataset_mixer"),
     _lazy(

@@ -10,7 +10,6 @@ from typing import Any, Mapping
 
 from memlint.dialects.base import JobDraft, Problem, ReadContext, Reading
 from memlint.dialects.hf_trainer_args import Arguments, Defaults, apply_sharding, is_v4
-from memlint.dialects.hf_trainer_express import express_arguments
 from memlint.dialects.hf_trainer_keys import MEMORY_ARGS
 from memlint.dialects.trl_keys import KNOWN, MEMORY_KEYS, SCRIPT_KEYS, STRONG, infer_trainer
 from memlint.dialects.trl_model import apply_model
@@ -93,6 +92,8 @@ class Trl:
         if rest.get("training.loss") in ("fused", "chunked") and version_tuple(job.versions.get("trl")) >= (1, 6):
             return None  # the default is chunked already; only a custom loss function is not
         if rest or not edits:
+            from memlint.dialects.hf_trainer_express import express_arguments
+
             more = express_arguments(rest, document, job, model_keys=True)
             if more is None:
                 return None
