@@ -13,6 +13,7 @@ MODULES = {
     "gpt_neox": "gpt_neox",
     "phi": "gpt_neox",
     "opt": "opt",
+    "bloom": "bloom",
 }
 """model_type -> module of this package that holds its ``Model``; modules load on first use."""
 
