@@ -73,15 +73,19 @@ class Env:
             return block(f, *inputs)
 
         state = self.state
-        replays: list[bool] = []
+        reentrant = self.checkpointing.reentrant
+        runs: list[object] = []
 
         def run(*again: Tensor) -> Tensor:
             outer, self.state = self.state, state
             out = block(f, *again)
             self.state = outer
-            if replays:
+            if runs:
+                if reentrant and self.left is not None:
+                    # CheckpointFunction holds all outputs and makes a zero gradient for the one that nobody used.
+                    runs.append((self.left, f.like(self.left)))
                 self.left = None
-            replays.append(True)
+            runs.append(True)
             return out
 
         return f.checkpoint(run, inputs, reentrant=self.checkpointing.reentrant)
