@@ -88,7 +88,7 @@ def _dispatch(argv: list[str]) -> int:
     )
     module.configure(parser)
     try:
-        args = parser.parse_args(argv[1:])
+        args = parser.parse_intermixed_args(argv[1:])
     except SystemExit as done:  # argparse has printed usage or help
         return int(done.code or 0)
     return int(module.run(args))

@@ -154,8 +154,13 @@ def value_text(value: Any, kind: str = "yaml") -> str:
         return "null"
     if isinstance(value, bool):
         return "true" if value else "false"
-    if isinstance(value, str) and kind == "yaml":
-        return value or '""'
+    if kind == "yaml":
+        if isinstance(value, str):
+            return value or '""'
+        if isinstance(value, dict):
+            return "{" + ", ".join(f"{key}: {value_text(item)}" for key, item in value.items()) + "}"
+        if isinstance(value, list):
+            return "[" + ", ".join(value_text(item) for item in value) + "]"
     if isinstance(value, (dict, list, str)):
         import json
 

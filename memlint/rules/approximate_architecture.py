@@ -19,11 +19,17 @@ model:
 training:
   micro_batch_size: 1
 ```
+```text
+train.yaml:2:1: info[MEM006] approximate-architecture: no memory model for the family of `brandnew` yet; the prediction comes from textbook formulas, with a wide interval
+     |
+   2 | model:
+     | ^^^^^
+```
 
 ## How the number is made
 From the nearest known shape by its config's fields, or from the textbook formulas
 (`memlint estimate --method first-order`) where there is none.
-"""
+"""  # noqa: E501 - the example shows the tool's own lines
 
 from __future__ import annotations
 

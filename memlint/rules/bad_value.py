@@ -15,6 +15,12 @@ model: Qwen/Qwen3-8B
 training:
   micro_batch_size: zero
 ```
+```text
+train.yaml:4:21: error[MEM003] bad-value: `micro_batch_size` must be a whole number, not `zero`
+     |
+   4 |   micro_batch_size: zero
+     |                     ^^^^
+```
 
 ## How the number is made
 There is none: allowed values come from the framework's own source, named on `memlint dialects`.

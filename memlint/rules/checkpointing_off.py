@@ -16,6 +16,13 @@ training:
   sequence_length: 4096
 hardware: {target: A100-80GB}
 ```
+```text
+train.yaml:4:21: warning[MEM301] checkpointing-off: activation checkpointing is off; switching it on saves 108.8 GiB
+     |
+   4 |   micro_batch_size: 4
+     |                     ^
+   = help: `training.activation_checkpointing: full` saves 108.8 GiB, predicted 82.8 GiB: not enough alone
+```
 
 ## How the number is made
 The job is predicted again with every layer checkpointed, its recompute in the backward included.

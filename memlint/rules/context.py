@@ -134,7 +134,7 @@ class Context:
         what = trial.text or otherwise
         predicted = f"predicted {gib(trial.estimate.device_bytes)} GiB"
         if verdict == "fits" and self.verdict != "fits":
-            text = f"{what} fits, {predicted}"
+            text = f"{what} {'fit' if len(trial.edits) > 2 else 'fits'}, {predicted}"
         elif verdict == "tight" and self.verdict == "oom":
             text = f"{what} saves {gib(saved)} GiB, {predicted}: tight"
         elif verdict in ("tight", "oom"):

@@ -17,6 +17,13 @@ training:
   activation_checkpointing: full
 hardware: {target: RTX4090}
 ```
+```text
+train.yaml:6:14: warning[MEM203] frozen-weights-in-fp32: frozen weights are held in fp32; half precision saves 17.0 GiB
+     |
+   6 |   precision: bf16-mixed
+     |              ^^^^^^^^^^ frozen weights in fp32
+   = help: `training.precision: {weights: bf16, autocast: bf16}` fits, predicted 20.4 GiB
+```
 
 ## How the number is made
 The job is predicted again with the weights in half precision; adapters stay in fp32.

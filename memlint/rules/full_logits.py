@@ -17,6 +17,13 @@ training:
   activation_checkpointing: full
 hardware: {target: A100-80GB}
 ```
+```text
+train.yaml:5:20: warning[MEM303] full-logits: the loss holds the logits of every token; a fused loss saves 83.4 GiB
+     |
+   5 |   sequence_length: 4096
+     |                    ^^^^
+   = help: `training.loss: fused` fits, predicted 36.8 GiB
+```
 
 ## How the number is made
 The job is predicted again with a loss that never holds more than a chunk of the logits.

@@ -18,6 +18,13 @@ training:
   precision: fp32
 hardware: {target: A100-80GB}
 ```
+```text
+train.yaml:6:14: warning[MEM201] full-precision: computes in fp32; mixed precision saves 13.8 GiB
+     |
+   6 |   precision: fp32
+     |              ^^^^ fp32 compute
+   = help: `training.precision: bf16-mixed` saves 13.8 GiB, predicted 77.1 GiB: tight
+```
 
 ## How the number is made
 The job is predicted again with autocast, including the half-precision copies of weights that autocast keeps.

@@ -15,10 +15,18 @@ training:
   activation_checkpointing: full
 hardware: {target: L40S}
 ```
+```text
+train.yaml:2:8: warning[MEM401] heavy-optimizer: optimizer `adamw` is heavy for this target; a lighter one saves 13.6 GiB
+     |
+   2 | model: Qwen/Qwen3-4B
+     |        ^^^^^^^^^^^^^
+   = help: `training.optimizer: adamw-8bit` saves 13.6 GiB, predicted 24.6 GiB
+   = help: `training.optimizer: adafactor` saves 16.7 GiB, predicted 21.4 GiB
+```
 
 ## How the number is made
 The job is predicted again with each of these optimizers, block statistics and step temporaries included.
-"""
+"""  # noqa: E501 - the example shows the tool's own lines
 
 from __future__ import annotations
 

@@ -16,11 +16,18 @@ training:
   activation_checkpointing: full
 hardware: {target: A100-80GB}
 ```
+```text
+train.yaml:4:21: warning[MEM601] micro-batch-too-large: a micro batch of 16 is more than needed; 4 with more accumulation saves 90.4 GiB
+     |
+   4 |   micro_batch_size: 16
+     |                     ^^
+   = help: `training.micro_batch_size: 4` with `training.gradient_accumulation_steps: 4` fits, predicted 59.1 GiB
+```
 
 ## How the number is made
 The job is predicted again with the largest divisor of the micro batch that fits, and accumulation raised by the same
 factor.
-"""
+"""  # noqa: E501 - the example shows the tool's own lines
 
 from __future__ import annotations
 

@@ -10,16 +10,23 @@ Without it the run does not start; and the prediction lacks the very settings th
 
 ## Example
 ```yaml
-base_model: Qwen/Qwen3-8B
+base_model: Qwen/Qwen3-0.6B
 sequence_len: 2048
 micro_batch_size: 1
 deepspeed: configs/zero3_missing.json
 optimizer: adamw_torch
+datasets: [{path: tatsu-lab/alpaca, type: alpaca}]
+```
+```text
+train.yaml:4:12: error[MEM008] missing-file: DeepSpeed file `configs/zero3_missing.json` does not exist; sharding is unknown
+     |
+   4 | deepspeed: configs/zero3_missing.json
+     |            ^^^^^^^^^^^^^^^^^^^^^^^^^^ not found
 ```
 
 ## How the number is made
 There is none.
-"""
+"""  # noqa: E501 - the example shows the tool's own lines
 
 from __future__ import annotations
 

@@ -13,10 +13,17 @@ model: Qwen/Qwen3-0.6B
 training:
   micro_batch_size: 1
 ```
+```text
+train.yaml:2:8: info[MEM005] no-target: no GPU is declared, so the predicted peak is compared with nothing
+     |
+   2 | model: Qwen/Qwen3-0.6B
+     |        ^^^^^^^^^^^^^^^
+   = help: declare one with `--target A100-80GB`, with `target` in the settings, or with a comment `# memlint: target=8xA100-80GB` in the file
+```
 
 ## How the number is made
 There is none.
-"""
+"""  # noqa: E501 - the example shows the tool's own lines
 
 from __future__ import annotations
 

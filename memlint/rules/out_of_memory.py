@@ -16,12 +16,20 @@ training:
   sequence_length: 4096
 hardware: {target: A100-80GB}
 ```
+```text
+train.yaml:4:21: error[MEM101] out-of-memory: predicted peak 330.4 GiB (324.5-362.8) exceeds 79.1 GiB usable on A100-80GB
+     |
+   4 |   micro_batch_size: 8
+     |                     ^ activations and logits, 279.1 GiB, grow with batch and sequence
+   = breakdown: weights 15.0, optimizer 30.0, activations 222.6, logits 56.5, other 6.4 (GiB per GPU)
+   = help: `training.loss: fused`, `training.activation_checkpointing: full` and `training.optimizer: adamw-8bit` fit, predicted 47.9 GiB
+```
 
 ## How the number is made
 One steady training step is run on tensors that have a shape and a dtype but no data; the peak of live bytes, rounded as
 the CUDA caching allocator rounds them, plus allocator slack, CUDA context and library workspaces. The ends of the
 interval come from the ranges of these overheads and from the assumptions that were made.
-"""
+"""  # noqa: E501 - the example shows the tool's own lines
 
 from __future__ import annotations
 

@@ -15,10 +15,17 @@ training:
   precision: bf16-mixed
 hardware: {target: T4}
 ```
+```text
+train.yaml:4:14: error[MEM202] precision-unsupported: bf16 is not supported by T4 (compute capability 7.5); it needs 8.0 or later
+     |
+   4 |   precision: bf16-mixed
+     |              ^^^^^^^^^^
+   = help: `training.precision: fp16-mixed` works there, predicted 27.2 GiB
+```
 
 ## How the number is made
 From the GPU's compute capability: bf16 from 8.0, fp8 from 8.9 (NVIDIA, CUDA GPU Compute Capability).
-"""
+"""  # noqa: E501 - the example shows the tool's own lines
 
 from __future__ import annotations
 

@@ -16,6 +16,15 @@ training:
 parallelism: {strategy: ddp}
 hardware: {target: 8xA100-80GB}
 ```
+```text
+train.yaml:5:25: warning[MEM501] replicated-states: each of 8 GPUs holds all states; sharding saves 58.3 GiB on each
+     |
+   5 | parallelism: {strategy: ddp}
+     |                         ^^^
+   = help: `parallelism.strategy: zero2` fits, predicted 33.5 GiB
+   = help: `parallelism.strategy: fsdp` fits, predicted 12.6 GiB
+   = help: `parallelism.strategy: zero3` fits, predicted 23.1 GiB
+```
 
 ## How the number is made
 The job is predicted again with ZeRO 2 or FSDP over the declared GPUs, gather and reduce buffers included.

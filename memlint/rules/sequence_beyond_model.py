@@ -15,6 +15,12 @@ model: openai-community/gpt2
 training:
   sequence_length: 2048
 ```
+```text
+train.yaml:4:20: warning[MEM602] sequence-beyond-model: sequence length 2048 is beyond the model's 1024 positions
+     |
+   4 |   sequence_length: 2048
+     |                    ^^^^ the position table ends before
+```
 
 ## How the number is made
 `max_position_embeddings` (or the class's own name for it) of the model's config; the job is predicted again at that

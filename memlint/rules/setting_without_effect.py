@@ -8,22 +8,25 @@ The author believes that a saving is switched on, and plans batch and sequence f
 
 ## Example
 ```yaml
-model_name_or_path: Qwen/Qwen3-8B
-stage: sft
-do_train: true
-finetuning_type: full
-lora_rank: 16
-dataset: identity
-template: qwen
-cutoff_len: 2048
-per_device_train_batch_size: 1
-output_dir: out
+base_model: Qwen/Qwen3-0.6B
+sequence_len: 2048
+micro_batch_size: 1
+rl: dpo
+cut_cross_entropy: true
+plugins: [axolotl.integrations.cut_cross_entropy.CutCrossEntropyPlugin]
 bf16: true
+datasets: [{path: tatsu-lab/alpaca, type: alpaca}]
+```
+```text
+train.yaml:5:1: warning[MEM007] setting-without-effect: the fused loss has no effect with `rl: dpo`, whose loss is computed from the logits
+     |
+   5 | cut_cross_entropy: true
+     | ^^^^^^^^^^^^^^^^^ has no effect
 ```
 
 ## How the number is made
 There is none: the framework's source says which setting wins.
-"""
+"""  # noqa: E501 - the example shows the tool's own lines
 
 from __future__ import annotations
 

@@ -16,10 +16,19 @@ training:
   activation_checkpointing: full
 hardware: {target: A100-80GB}
 ```
+```text
+train.yaml:4:21: warning[MEM102] thin-headroom: predicted peak 75.8 GiB (75.3-77.8) leaves less than the margin of 5% free of 79.1 GiB usable on A100-80GB
+     |
+   4 |   micro_batch_size: 1
+     |                     ^
+   = breakdown: weights 15.0, gradients 15.0, optimizer 30.0, temporaries 15.0, other 0.9 (GiB per GPU)
+   = help: `training.optimizer: adamw-8bit` fits, predicted 39.6 GiB
+   = help: `training.optimizer: adafactor` fits, predicted 36.4 GiB
+```
 
 ## How the number is made
 As for `out-of-memory`; the margin is a share of the usable memory.
-"""
+"""  # noqa: E501 - the example shows the tool's own lines
 
 from __future__ import annotations
 

@@ -10,11 +10,18 @@ dies of it an hour later.
 
 ## Example
 ```yaml
-base_model: Qwen/Qwen3-8B
+base_model: Qwen/Qwen3-0.6B
 sequence_len: 2048
 micro_batch_size: 1
 gradient_checkpoint: true
 optimizer: adamw_torch
+datasets: [{path: tatsu-lab/alpaca, type: alpaca}]
+```
+```text
+train.yaml:4:1: warning[MEM002] unknown-key: unknown key `gradient_checkpoint`; did you mean `gradient_checkpointing`?
+     |
+   4 | gradient_checkpoint: true
+     | ^^^^^^^^^^^^^^^^^^^ has no effect
 ```
 
 ## How the number is made

@@ -16,6 +16,12 @@ micro_batch_size: 1
 learning_rate: [0.0002
 num_epochs: 1
 ```
+```text
+train.yaml:5:11: error[MEM001] unreadable-file: did not find expected ',' or ']', while parsing a flow sequence
+     |
+   5 | num_epochs: 1
+     |           ^
+```
 
 ## How the number is made
 There is none: this is the parser's own message with its line and column.

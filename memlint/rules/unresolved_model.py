@@ -13,11 +13,17 @@ model: nobody/no-such-model
 training:
   micro_batch_size: 1
 ```
+```text
+train.yaml:2:8: warning[MEM004] unresolved-model: the shape of `nobody/no-such-model` is not known offline: run `memlint models add nobody/no-such-model` once with a network
+     |
+   2 | model: nobody/no-such-model
+     |        ^^^^^^^^^^^^^^^^^^^^
+```
 
 ## How the number is made
 There is none. Sources in order: inline or path, `models` setting, saved beside the project, the Hugging Face cache on
 disk, the bundled catalog, and the hub unless offline.
-"""
+"""  # noqa: E501 - the example shows the tool's own lines
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ def agree(command, words, capsys=None):
     accepted = fast.parse(words)
     if accepted is None:
         return None
-    assert vars(accepted) == vars(slow.parse_args(words))
+    assert vars(accepted) == vars(slow.parse_intermixed_args(words))
     return accepted
 
 

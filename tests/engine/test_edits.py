@@ -36,7 +36,9 @@ def test_an_edit_changes_a_copy_only(edit, expected):
         (None, "json", "null"),
         ("full", "yaml", "full"),
         ("full", "json", '"full"'),
-        ({"use_reentrant": False}, "yaml", '{"use_reentrant": false}'),
+        ({"use_reentrant": False}, "yaml", "{use_reentrant: false}"),
+        ({"use_reentrant": False}, "json", '{"use_reentrant": false}'),
+        (["a", 1], "yaml", "[a, 1]"),
         (2, "json", "2"),
         (2.5, "yaml", "2.5"),
     ],
@@ -52,7 +54,10 @@ def test_edits_are_written_in_the_files_own_syntax():
         KeyEdit(path=("old",), delete=True),
     )
     yaml = load_documents("a: 1\n", "a.yaml")[0]
-    expected = '`gradient_checkpointing: true` with `"zero_optimization.stage": 3` in ds.json with no `old`'
+    expected = '`gradient_checkpointing: true`, `"zero_optimization.stage": 3` in ds.json and no `old`'
     assert edits_text(edits, yaml) == expected
+    assert edits_text(edits[:2], yaml) == (
+        '`gradient_checkpointing: true` with `"zero_optimization.stage": 3` in ds.json'
+    )
     json = load_documents("{}", "a.json")[0]
     assert edits_text(edits[:1], json) == '`"gradient_checkpointing": true`'
