@@ -14,6 +14,9 @@ from memlint.document.model import Document
 from memlint.findings import KeyEdit
 from memlint.job import TrainingJob
 
+ANYWHERE = ("*",)
+"""Keys of a dialect whose marks may stand at any depth."""
+
 
 class LazyDialect:
     """A dialect that is imported when it is first needed; name and text gate are known before."""
@@ -23,13 +26,13 @@ class LazyDialect:
     ) -> None:
         """Stand for ``attribute`` of ``module``; a test compares ``markers`` with the module's own.
 
-        ``keys``: the module is imported only for a mapping that has one of them at top level; empty: always.
+        The module is imported only for a mapping that has one of ``keys`` at top level; by default, of ``markers``.
         """
         self.name = name
         self.module = module
         self.attribute = attribute
         self.markers = markers
-        self.keys = keys
+        self.keys = keys or markers
         self._loaded: Dialect | None = None
 
     def load(self) -> Dialect:
@@ -55,7 +58,7 @@ class LazyDialect:
 
     def recognise(self, document: Document) -> bool:
         """Whether the document is of this dialect."""
-        if self.keys and not any(key in document.mapping for key in self.keys):
+        if self.keys != ANYWHERE and not any(key in document.mapping for key in self.keys):
             return False
         return self.load().recognise(document)
 
@@ -120,6 +123,7 @@ DIALECTS: tuple[Dialect, ...] = (
         "backward_prefetch",
         "transformer_layer_cls_to_wrap",
         "cpu_ram_efficient_loading",
+        keys=ANYWHERE,
     ),
 )
 """Order of recognition; the first that recognises a document has it."""
