@@ -21,27 +21,41 @@ from benchmarks.generate.catalog_hand import CLASS, MEMORY, SHAPES
 from benchmarks.generate.catalog_mirrors import mirrors
 from memlint.models.config import read_config
 from memlint.models.defaults import class_defaults
-from memlint.models.families import REMOTE
 from memlint.models.fields import FIELDS, PARTS
+from memlint.models.remote import REMOTE
 
 TARGET = os.path.join(os.path.dirname(__file__), "..", "..", "memlint", "models", "catalog.jsonl")
 
 EXTRA = re.compile(
-    r"^(hybrid_override_pattern|linear_attn_config|attn_config|ffn_config|block_configs|no_rope_layers|mlp_only_layers"
+    r"^(hybrid_override_pattern|sliding_window_size|linear_attn_config|attn_config|ffn_config|block_configs|no_rope_layers|mlp_only_layers"
     r"|decoder_sparse_step|kv_channels|padded_vocab_size|multi_query_group_num|add_qkv_bias|no_bias|partial_rotary_factor"
     r"|rotary_pct|model_type|quantization_config|dtype|torch_dtype|mm_hidden_size|moe_layer_freq|cross_attention_layers"
     r"|full_attn_layers|kda_layers|quant_method|bits|group_size|weight_block_size|load_in_4bit|hybrid_layer_pattern"
     r"|feed_forward_proj|attention_types|position_buckets|pos_att_type|relative_attention|share_att_key|norm_rel_ebd)$"
 )
-IGNORED = re.compile(r"_token_ids?$|_token_index$|^use_cache$|^rope_|^transformers_version$|^architectures$|^_name|^auto_map$")
+IGNORED = re.compile(
+    r"_token_ids?$|_token_index$|^use_cache$|^rope_|^transformers_version$|^architectures$|^_name|^auto_map$"
+)
 
 DTYPES: tuple[tuple[str, str], ...] = (
     (r"^meta-llama/Llama-2|^codellama/CodeLlama-(7|13|34)b|^huggyllama/|^openlm-research/|^lmsys/", "float16"),
-    (r"^codellama/CodeLlama-70b|^meta-llama/|^Qwen/|^mistralai/|^google/(code)?gemma-(2|7)b|^google/gemma-[23]-.*-it$", "bfloat16"),
-    (r"^google/gemma-3|^google/gemma-2-27b$|^tiiuae/|^microsoft/[Pp]hi-[34]|^allenai/OLMoE|^HuggingFaceTB/SmolLM[23]", "bfloat16"),
+    (
+        r"^codellama/CodeLlama-70b|^meta-llama/|^Qwen/|^mistralai/|^google/(code)?gemma-(2|7)b|^google/gemma-[23]-.*-it$",
+        "bfloat16",
+    ),
+    (
+        r"^google/gemma-3|^google/gemma-2-27b$|^tiiuae/|^microsoft/[Pp]hi-[34]|^allenai/OLMoE|^HuggingFaceTB/SmolLM[23]",
+        "bfloat16",
+    ),
     (r"^EleutherAI/pythia|^facebook/opt|^bigscience/|^EleutherAI/gpt-neox|^microsoft/phi-[12]", "float16"),
-    (r"^deepseek-ai/|^01-ai/|^internlm/|^nvidia/|^ibm-granite/|^baichuan-inc/|^moonshotai/|^unsloth/|^BSC-LT/", "bfloat16"),
-    (r"^google-t5/|^google/flan|^google-bert/|^FacebookAI/|^distilbert/|^openai-community/|^sentence-transformers/", "float32"),
+    (
+        r"^deepseek-ai/|^01-ai/|^internlm/|^nvidia/|^ibm-granite/|^baichuan-inc/|^moonshotai/|^unsloth/|^BSC-LT/",
+        "bfloat16",
+    ),
+    (
+        r"^google-t5/|^google/flan|^google-bert/|^FacebookAI/|^distilbert/|^openai-community/|^sentence-transformers/",
+        "float32",
+    ),
     (r"^openai/whisper-large-v3|^CohereForAI/", "float16"),
     (r"^openai/whisper-(tiny|base|small)|^allenai/OLMo-(1B|7B|2)|^google/vit|^TinyLlama/.*3T", "float32"),
     (r"^TinyLlama/.*Chat|^stabilityai/|^bigcode/starcoder2-15b", "bfloat16"),
@@ -49,16 +63,24 @@ DTYPES: tuple[tuple[str, str], ...] = (
 """Checkpoint dtype by ID where the source does not state it: as published, from memory; the first pattern decides."""
 
 
-def trim(config: Mapping[str, Any], model_type: str, known: Mapping[str, Any] | None = None) -> dict[str, Any]:
+def trim(config: Mapping[str, Any], model_type: str) -> dict[str, Any]:
     """Keep what decides about memory and differs from the class default."""
     remote = REMOTE.get(model_type)
-    entry = class_defaults(remote.like if remote is not None and class_defaults(model_type) is None else model_type) or {}
+    entry = (
+        class_defaults(remote.like if remote is not None and class_defaults(model_type) is None else model_type) or {}
+    )
     defaults, names, parts = entry.get("defaults", {}), entry.get("names", {}), entry.get("parts", {})
     kept: dict[str, Any] = {}
+    if isinstance(config.get("id2label"), Mapping):
+        kept["num_labels"] = len(config["id2label"])
     for name, value in config.items():
         if isinstance(value, Mapping):
             if name in parts or name in PARTS:
-                inner_type = value.get("model_type") if isinstance(value.get("model_type"), str) else parts.get(name, {}).get("type", "")
+                inner_type = (
+                    value.get("model_type")
+                    if isinstance(value.get("model_type"), str)
+                    else parts.get(name, {}).get("type", "")
+                )
                 inner = trim(value, str(inner_type))
                 if name in parts and not parts[name].get("auto"):
                     inner.pop("model_type", None)
@@ -66,7 +88,7 @@ def trim(config: Mapping[str, Any], model_type: str, known: Mapping[str, Any] | 
             elif EXTRA.match(name):
                 kept[name] = {k: v for k, v in value.items() if name != "quantization_config" or EXTRA.match(k)}
             continue
-        if IGNORED.search(name) or value is None and defaults.get(names.get(name, name)) is None:
+        if IGNORED.search(name) or (value is None and defaults.get(names.get(name, name)) is None):
             continue
         relevant = name in FIELDS or names.get(name, name) in defaults or EXTRA.match(name)
         relevant = relevant or (remote is not None and name in remote.names)
@@ -138,7 +160,9 @@ def convert(row: Mapping[str, str]) -> dict[str, Any] | None:
         return config
     if kind == "deberta-v2":
         config.update(type_vocab_size=0, relative_attention=True, position_buckets=256, position_biased_input=False)
-        config.update(pos_att_type=["p2c", "c2p"], norm_rel_ebd="layer_norm", share_att_key=True, max_relative_positions=-1)
+        config.update(
+            pos_att_type=["p2c", "c2p"], norm_rel_ebd="layer_norm", share_att_key=True, max_relative_positions=-1
+        )
         return config
     if groups is not None and kind not in ("gpt_neox", "phi"):
         config["num_key_value_heads"] = groups
@@ -152,9 +176,16 @@ def convert(row: Mapping[str, str]) -> dict[str, Any] | None:
     if kind == "stablelm":
         config["partial_rotary_factor"] = 0.25
     if kind in ("qwen2_vl", "qwen2_5_vl"):
-        config["vision_config"] = {"hidden_size": width} if kind == "qwen2_vl" else {
-            "hidden_size": 1280, "intermediate_size": 3420, "out_hidden_size": width, "depth": 32,
-        }  # fmt: skip
+        config["vision_config"] = (
+            {"hidden_size": width}
+            if kind == "qwen2_vl"
+            else {
+                "hidden_size": 1280,
+                "intermediate_size": 3420,
+                "out_hidden_size": width,
+                "depth": 32,
+            }
+        )
     if kind == "gemma3":
         text = {k: config.pop(k) for k in list(config) if k not in ("model_type", "tie_word_embeddings")}
         text["vocab_size"] = 262208  # rows of the published checkpoints (config.json of gemma-3-27b-it)
@@ -192,17 +223,32 @@ def from_facts(path: str) -> Iterator[dict[str, Any]]:
 
 def litgpt_type(config: Any, model_id: str) -> str | None:
     patterns = (
-        ("gemma-3-1b", "gemma3_text"), ("gemma-3", "gemma3"), ("gemma-2-", "gemma2"), ("gemma", "gemma"),
-        ("Qwen3-(30B|235B)", "qwen3_moe"), ("Qwen3", "qwen3"), ("Qwen2|QwQ", "qwen2"), ("Mixtral", "mixtral"),
-        ("[Mm]istral|mathstral", "mistral"), ("[Pp]hi-[34]", "phi3"), ("^microsoft/phi-(4|mini)", "phi3"), ("phi-[12]", "phi"),
-        ("OLMo-2", "olmo2"), ("OLMo", "olmo"), ("Falcon3", "llama"), ("falcon", "falcon"), ("pythia|alpha", "gpt_neox"),
+        ("gemma-3-1b", "gemma3_text"),
+        ("gemma-3", "gemma3"),
+        ("gemma-2-", "gemma2"),
+        ("gemma", "gemma"),
+        ("Qwen3-(30B|235B)", "qwen3_moe"),
+        ("Qwen3", "qwen3"),
+        ("Qwen2|QwQ", "qwen2"),
+        ("Mixtral", "mixtral"),
+        ("[Mm]istral|mathstral", "mistral"),
+        ("[Pp]hi-[34]", "phi3"),
+        ("^microsoft/phi-(4|mini)", "phi3"),
+        ("phi-[12]", "phi"),
+        ("OLMo-2", "olmo2"),
+        ("OLMo", "olmo"),
+        ("Falcon3", "llama"),
+        ("falcon", "falcon"),
+        ("pythia|alpha", "gpt_neox"),
         ("stablelm|stable-code", "stablelm"),
-    )  # fmt: skip
+    )
     found = next((kind for pattern, kind in patterns if re.search(pattern, model_id)), None)
     return found or ("llama" if config.mlp_class_name == "LLaMAMLP" else None)
 
 
-TIED = re.compile(r"gemma|falcon-|Llama-3\.2-[13]B|SmolLM2|Qwen2\.5-(Coder-|Math-)?(0\.5|1\.5|3)B|Qwen3-(0\.6|1\.7|4)B|OLMo-1B|Phi-4-mini")
+TIED = re.compile(
+    r"gemma|falcon-|Llama-3\.2-[13]B|SmolLM2|Qwen2\.5-(Coder-|Math-)?(0\.5|1\.5|3)B|Qwen3-(0\.6|1\.7|4)B|OLMo-1B|Phi-4-mini"
+)
 
 
 def from_litgpt(path: str) -> Iterator[dict[str, Any]]:
@@ -220,13 +266,23 @@ def from_litgpt(path: str) -> Iterator[dict[str, Any]]:
         if kind is None or kind == "gemma3":
             continue
         row = {
-            "hf_id": model_id, "model_type": kind, "vocab_size": config.padded_vocab_size, "hidden_size": config.n_embd,
-            "num_layers": config.n_layer, "num_heads": config.n_head, "num_kv_heads": config.n_query_groups,
-            "head_dim": config.head_size, "intermediate_size": config.intermediate_size, "max_position": config.block_size,
-            "tie_word_embeddings": str(bool(TIED.search(model_id))).lower(), "num_experts": config.n_expert or "",
-            "experts_per_token": config.n_expert_per_token or "", "moe_intermediate": config.moe_intermediate_size or "",
-            "shared_expert_intermediate": "", "qkv_bias": str(bool(config.attn_bias)).lower(),
-        }  # fmt: skip
+            "hf_id": model_id,
+            "model_type": kind,
+            "vocab_size": config.padded_vocab_size,
+            "hidden_size": config.n_embd,
+            "num_layers": config.n_layer,
+            "num_heads": config.n_head,
+            "num_kv_heads": config.n_query_groups,
+            "head_dim": config.head_size,
+            "intermediate_size": config.intermediate_size,
+            "max_position": config.block_size,
+            "tie_word_embeddings": str(bool(TIED.search(model_id))).lower(),
+            "num_experts": config.n_expert or "",
+            "experts_per_token": config.n_expert_per_token or "",
+            "moe_intermediate": config.moe_intermediate_size or "",
+            "shared_expert_intermediate": "",
+            "qkv_bias": str(bool(config.attn_bias)).lower(),
+        }
         made = convert({k: str(v) for k, v in row.items()})
         if made is not None and kind == "gpt_neox":
             made["rotary_pct"] = config.rotary_percentage
@@ -267,7 +323,13 @@ def main() -> int:
     parser.add_argument("--litgpt", required=True)
     args = parser.parse_args()
     rows: dict[str, dict[str, Any]] = {}
-    for source in (from_configs(args.configs), from_hand(), from_facts(args.facts), from_litgpt(args.litgpt), mirrors()):
+    for source in (
+        from_configs(args.configs),
+        from_hand(),
+        from_facts(args.facts),
+        from_litgpt(args.litgpt),
+        mirrors(),
+    ):
         for row in source:
             stated_dtype(row)
             rows.setdefault(row["id"], row)

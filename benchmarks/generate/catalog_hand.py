@@ -67,7 +67,9 @@ def bart(width: int, layers: int, heads: int, vocabulary: int = 50265) -> dict[s
     return {"model_type": "bart", "vocab_size": vocabulary, "d_model": width, "max_position_embeddings": 1024, **sides}
 
 
-def whisper(width: int, layers: int, heads: int, vocabulary: int = 51865, mel: int = 80, decoder: int = 0) -> dict[str, Any]:
+def whisper(
+    width: int, layers: int, heads: int, vocabulary: int = 51865, mel: int = 80, decoder: int = 0
+) -> dict[str, Any]:
     return {
         "model_type": "whisper",
         "vocab_size": vocabulary,
@@ -183,10 +185,17 @@ def internvl3(text: str, vision: dict[str, Any]) -> dict[str, Any]:
     return {"model_type": "internvl", "text_config": inner, "vision_config": vision, **BF16}
 
 
-def qwen2_5_vl(width: int, layers: int, heads: int, groups: int, inner: int, vision_inner: int, **more: Any) -> dict[str, Any]:
+def qwen2_5_vl(
+    width: int, layers: int, heads: int, groups: int, inner: int, vision_inner: int, **more: Any
+) -> dict[str, Any]:
     return {
         **llama(width, layers, heads, groups, inner, 152064, max_position_embeddings=128000, **BF16),
-        "vision_config": {"hidden_size": 1280, "intermediate_size": vision_inner, "out_hidden_size": width, "depth": 32},
+        "vision_config": {
+            "hidden_size": 1280,
+            "intermediate_size": vision_inner,
+            "out_hidden_size": width,
+            "depth": 32,
+        },
         **more,
         "model_type": "qwen2_5_vl",
     }
@@ -217,8 +226,21 @@ SHAPES: dict[str, dict[str, Any]] = {
         "attn_config": {"alibi": True},
         **BF16,
     },
-    "bigscience/bloom": {"model_type": "bloom", "hidden_size": 14336, "n_layer": 70, "n_head": 112, "vocab_size": 250880, **BF16},
-    "bigscience/bloom-1b7": {"model_type": "bloom", "hidden_size": 2048, "n_layer": 24, "n_head": 16, "vocab_size": 250880},
+    "bigscience/bloom": {
+        "model_type": "bloom",
+        "hidden_size": 14336,
+        "n_layer": 70,
+        "n_head": 112,
+        "vocab_size": 250880,
+        **BF16,
+    },
+    "bigscience/bloom-1b7": {
+        "model_type": "bloom",
+        "hidden_size": 2048,
+        "n_layer": 24,
+        "n_head": 16,
+        "vocab_size": 250880,
+    },
     "tiiuae/falcon-rw-1b": {
         "model_type": "falcon",
         "vocab_size": 50304,
@@ -231,19 +253,31 @@ SHAPES: dict[str, dict[str, Any]] = {
         "parallel_attn": False,
         **BF16,
     },
-    "microsoft/phi-1": {"model_type": "phi", "vocab_size": 51200, "hidden_size": 2048, "num_hidden_layers": 24, "num_attention_heads": 32},
+    "microsoft/phi-1": {
+        "model_type": "phi",
+        "vocab_size": 51200,
+        "hidden_size": 2048,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 32,
+    },
     # --- Llama shapes
     "huggyllama/llama-7b": llama(4096, 32, 32, 32, 11008, 32000, max_position_embeddings=2048, **FP16),
     "01-ai/Yi-6B": llama(4096, 32, 32, 4, 11008, 64000, max_position_embeddings=4096, **BF16),
     "01-ai/Yi-1.5-9B": llama(4096, 48, 32, 4, 11008, 64000, max_position_embeddings=4096, **BF16),
     "deepseek-ai/deepseek-llm-7b-base": llama(4096, 30, 32, 32, 11008, 102400, max_position_embeddings=4096, **BF16),
     "deepseek-ai/deepseek-coder-1.3b-base": llama(2048, 24, 16, 16, 5504, 32256, max_position_embeddings=16384, **BF16),
-    "deepseek-ai/deepseek-coder-6.7b-base": llama(4096, 32, 32, 32, 11008, 32256, max_position_embeddings=16384, **BF16),
+    "deepseek-ai/deepseek-coder-6.7b-base": llama(
+        4096, 32, 32, 32, 11008, 32256, max_position_embeddings=16384, **BF16
+    ),
     "deepseek-ai/deepseek-coder-33b-base": llama(7168, 62, 56, 8, 19200, 32256, max_position_embeddings=16384, **BF16),
-    "Salesforce/xgen-7b-8k-base": llama(4096, 32, 32, 32, 11008, 51200, max_position_embeddings=8192, torch_dtype="float32"),
+    "Salesforce/xgen-7b-8k-base": llama(
+        4096, 32, 32, 32, 11008, 51200, max_position_embeddings=8192, torch_dtype="float32"
+    ),
     "NousResearch/Hermes-2-Pro-Llama-3-8B": llama(4096, 32, 32, 8, 14336, 128288, max_position_embeddings=8192, **BF16),
     "mistralai/Mistral-Nemo-Base-2407": {
-        **llama(5120, 40, 32, 8, 14336, 131072, head_dim=128, sliding_window=None, max_position_embeddings=131072, **BF16),
+        **llama(
+            5120, 40, 32, 8, 14336, 131072, head_dim=128, sliding_window=None, max_position_embeddings=131072, **BF16
+        ),
         "model_type": "mistral",
     },
     "mistralai/Mistral-Small-Instruct-2409": {
@@ -322,15 +356,30 @@ SHAPES: dict[str, dict[str, Any]] = {
         "model_type": "internlm3",
     },
     "baidu/ERNIE-4.5-0.3B-PT": {
-        **llama(1024, 18, 16, 2, 3072, 103424, head_dim=128, tie_word_embeddings=True, max_position_embeddings=131072, **BF16),
+        **llama(
+            1024,
+            18,
+            16,
+            2,
+            3072,
+            103424,
+            head_dim=128,
+            tie_word_embeddings=True,
+            max_position_embeddings=131072,
+            **BF16,
+        ),
         "model_type": "ernie4_5",
     },
     "Qwen/Qwen3-Embedding-0.6B": {
-        **llama(1024, 28, 16, 8, 3072, 151669, head_dim=128, tie_word_embeddings=True, max_position_embeddings=32768, **BF16),
+        **llama(
+            1024, 28, 16, 8, 3072, 151669, head_dim=128, tie_word_embeddings=True, max_position_embeddings=32768, **BF16
+        ),
         "model_type": "qwen3",
     },
     "Qwen/Qwen3-Embedding-4B": {
-        **llama(2560, 36, 32, 8, 9728, 151665, head_dim=128, tie_word_embeddings=True, max_position_embeddings=40960, **BF16),
+        **llama(
+            2560, 36, 32, 8, 9728, 151665, head_dim=128, tie_word_embeddings=True, max_position_embeddings=40960, **BF16
+        ),
         "model_type": "qwen3",
     },
     # --- mixtures of experts, latent attention, hybrids, state space
@@ -438,7 +487,11 @@ SHAPES: dict[str, dict[str, Any]] = {
         "num_attention_heads": 4,
         "intermediate_size": 1024,
     },
-    "sentence-transformers/all-mpnet-base-v2": {**bert(768, 12, 12, 30527), "model_type": "mpnet", "max_position_embeddings": 514},
+    "sentence-transformers/all-mpnet-base-v2": {
+        **bert(768, 12, 12, 30527),
+        "model_type": "mpnet",
+        "max_position_embeddings": 514,
+    },
     # --- encoder-decoders
     "facebook/bart-base": bart(768, 6, 12),
     "facebook/bart-large": bart(1024, 12, 16),
@@ -447,8 +500,22 @@ SHAPES: dict[str, dict[str, Any]] = {
     "google/mt5-base": mt5(768, 2048, 12, 12),
     "google/mt5-large": mt5(1024, 2816, 24, 16),
     "google/mt5-xl": mt5(2048, 5120, 24, 32),
-    "google-t5/t5-3b": {"model_type": "t5", "d_model": 1024, "d_ff": 16384, "d_kv": 128, "num_layers": 24, "num_heads": 32},
-    "google-t5/t5-11b": {"model_type": "t5", "d_model": 1024, "d_ff": 65536, "d_kv": 128, "num_layers": 24, "num_heads": 128},
+    "google-t5/t5-3b": {
+        "model_type": "t5",
+        "d_model": 1024,
+        "d_ff": 16384,
+        "d_kv": 128,
+        "num_layers": 24,
+        "num_heads": 32,
+    },
+    "google-t5/t5-11b": {
+        "model_type": "t5",
+        "d_model": 1024,
+        "d_ff": 65536,
+        "d_kv": 128,
+        "num_layers": 24,
+        "num_heads": 128,
+    },
     "openai/whisper-medium": whisper(1024, 24, 16),
     "openai/whisper-large-v2": whisper(1280, 32, 20),
     # --- vision and vision-language
@@ -467,7 +534,11 @@ SHAPES: dict[str, dict[str, Any]] = {
     },
     "openai/clip-vit-base-patch32": {"model_type": "clip", "text_config": {}, "vision_config": {}},
     "openai/clip-vit-base-patch16": {"model_type": "clip", "text_config": {}, "vision_config": {"patch_size": 16}},
-    "llava-hf/llava-1.5-7b-hf": {"model_type": "llava", "text_config": {"model_type": "llama", "vocab_size": 32064}, **FP16},
+    "llava-hf/llava-1.5-7b-hf": {
+        "model_type": "llava",
+        "text_config": {"model_type": "llama", "vocab_size": 32064},
+        **FP16,
+    },
     "llava-hf/llava-1.5-13b-hf": {
         "model_type": "llava",
         "text_config": {**llama(5120, 40, 40, 40, 13824, 32064)},
@@ -555,4 +626,4 @@ SHAPES: dict[str, dict[str, Any]] = {
     "OpenGVLab/InternVL3-1B-hf": internvl3("0.5B", {}),
     "OpenGVLab/InternVL3-2B-hf": internvl3("1.5B", {}),
     "OpenGVLab/InternVL3-8B-hf": internvl3("7B", {}),
-}  # fmt: skip
+}

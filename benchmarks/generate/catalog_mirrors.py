@@ -67,7 +67,6 @@ SAME: dict[str, str] = {
     "codellama/CodeLlama-7b-Instruct": "codellama/CodeLlama-7b-Instruct-hf",
     "meta-llama/CodeLlama-7b-hf": "codellama/CodeLlama-7b-hf",
     "TinyLlama/TinyLlama_v1.1": "TinyLlama/TinyLlama-1.1B-intermediate-step-1431k-3T",
-    "TinyLlama/TinyLlama-1.1B-intermediate-step-1195k-token-2.5T": "TinyLlama/TinyLlama-1.1B-intermediate-step-1431k-3T",
     "PY007/TinyLlama-1.1B-step-50K-105b": "TinyLlama/TinyLlama-1.1B-intermediate-step-1431k-3T",
     "openlm-research/open_llama_3b_v2": "openlm-research/open_llama_3b",
     "openlm-research/open_llama_7b_v2": "openlm-research/open_llama_7b",
@@ -238,7 +237,7 @@ SAME: dict[str, str] = {
     "sentence-transformers/all-MiniLM-L12-v2": "BAAI/bge-small-en-v1.5",
     "nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-Base-BF16": "nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16",
     "llava-hf/vip-llava-7b-hf": "llava-hf/llava-1.5-7b-hf",
-}  # fmt: skip
+}
 
 CHANGED: dict[str, tuple[str, dict[str, Any]]] = {
     "teknium/OpenHermes-2.5-Mistral-7B": (f"{M7}-v0.1", {"vocab_size": 32002}),
@@ -260,7 +259,10 @@ QUANTIZED: dict[str, tuple[str, str]] = {
     "hugging-quants/Meta-Llama-3.1-405B-BNB-NF4-BF16": (f"{L31}-405B", NF4),
     "hugging-quants/Meta-Llama-3.1-8B-Instruct-BNB-NF4": (f"{L31}-8B-Instruct", NF4),
     "axolotl-quants/Llama-4-Scout-17B-16E-Linearized-bnb-nf4-bf16": ("meta-llama/Llama-4-Scout-17B-16E", NF4),
-    "axolotl-quants/Llama-4-Maverick-17B-128E-Linearized-bnb-nf4-bf16": ("meta-llama/Llama-4-Maverick-17B-128E-Instruct", NF4),
+    "axolotl-quants/Llama-4-Maverick-17B-128E-Linearized-bnb-nf4-bf16": (
+        "meta-llama/Llama-4-Maverick-17B-128E-Instruct",
+        NF4,
+    ),
     **{
         f"Qwen/Qwen2.5-{size}-Instruct-{kind}": (f"Qwen/Qwen2.5-{size}-Instruct", settings)
         for size in ("0.5B", "1.5B", "7B", "14B", "32B", "72B")
@@ -334,19 +336,26 @@ UNSLOTH: dict[str, str] = {
     "Qwen2.5-VL-7B-Instruct": "Qwen/Qwen2.5-VL-7B-Instruct",
     "Qwen3-VL-4B-Instruct": "Qwen/Qwen3-VL-4B-Instruct",
     "Qwen3-VL-8B-Instruct": "Qwen/Qwen3-VL-8B-Instruct",
-    **{f"Qwen2-{size}{kind}": f"Qwen/Qwen2-{size}" for size in ("0.5B", "1.5B", "7B", "72B") for kind in ("", "-Instruct")},
+    **{
+        f"Qwen2-{size}{kind}": f"Qwen/Qwen2-{size}"
+        for size in ("0.5B", "1.5B", "7B", "72B")
+        for kind in ("", "-Instruct")
+    },
     **{
         f"Qwen2.5-{size}{kind}": f"Qwen/Qwen2.5-{size}{kind}"
         for size in ("0.5B", "1.5B", "3B", "7B", "14B", "32B", "72B")
         for kind in ("", "-Instruct")
     },
-    **{f"Qwen2.5-Coder-{size}-Instruct": f"Qwen/Qwen2.5-Coder-{size}-Instruct" for size in ("0.5B", "1.5B", "3B", "7B", "14B", "32B")},
+    **{
+        f"Qwen2.5-Coder-{size}-Instruct": f"Qwen/Qwen2.5-Coder-{size}-Instruct"
+        for size in ("0.5B", "1.5B", "3B", "7B", "14B", "32B")
+    },
     **{f"Qwen3-{size}": f"Qwen/Qwen3-{size}" for size in ("0.6B", "1.7B", "4B", "8B", "14B", "32B")},
     **{f"Qwen3-{size}-Base": f"Qwen/Qwen3-{size}-Base" for size in ("0.6B", "1.7B", "4B", "8B", "14B")},
     "Qwen3-4B-Instruct-2507": "Qwen/Qwen3-4B-Instruct-2507",
     "Qwen3-30B-A3B": "Qwen/Qwen3-30B-A3B",
     "Qwen3-30B-A3B-Instruct-2507": "Qwen/Qwen3-30B-A3B-Instruct-2507",
-}  # fmt: skip
+}
 """unsloth/NAME, unsloth/NAME-bnb-4bit (NF4 with double quantisation) and unsloth/NAME-unsloth-bnb-4bit."""
 
 

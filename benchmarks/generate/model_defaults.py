@@ -45,10 +45,21 @@ DROPPED = re.compile(
 )
 KEPT_ANYWAY = re.compile(r"dropout|dropout_prob|attention_probs|pdrop|^layerdrop|^scale_attn|^conv_kernel$")
 PROPERTIES = {
-    "layer_types", "layers_block_type", "layers_num_experts", "head_dim", "num_key_value_heads", "sliding_window",
-    "num_hidden_layers", "hidden_size", "intermediate_size", "rotary", "num_attention_heads", "vocab_size",
-    "num_local_experts", "num_experts",
-}  # fmt: skip
+    "layer_types",
+    "layers_block_type",
+    "layers_num_experts",
+    "head_dim",
+    "num_key_value_heads",
+    "sliding_window",
+    "num_hidden_layers",
+    "hidden_size",
+    "intermediate_size",
+    "rotary",
+    "num_attention_heads",
+    "vocab_size",
+    "num_local_experts",
+    "num_experts",
+}
 LEFT_OUT = re.compile(
     r"^$|detr|sam\d?(_|$)|sam_|pp_|tokenizer|hifigan|bigvgan|vqgan|vqmodel|parakeet|superglue|lightglue|time_series"
     r"|informer|autoformer|patchts|timesfm|maskformer|oneformer|mask2|esmfold|encodec|xcodec|codec|vits|univnet|speecht5"
@@ -57,8 +68,7 @@ LEFT_OUT = re.compile(
     r"|d_fine|deim|yolos|edgetam|omdet|grounding|segformer|seggpt|videomt|eomt|segment|glpn|uvdoc|swiftformer|mgp|talker"
     r"|code_predictor|token2wav|_dit$|pocket_tts|kyutai|moshi|musicgen|audio_v2|wavlm|sew|unispeech|hubert|diarization"
 )
-"""Networks of convolutions, codecs, detectors and time series: not language or vision transformers that people fine-tune
-with the formats memlint reads."""
+"""Networks of convolutions, codecs, detectors and time series: not what people fine-tune with the formats we read."""
 
 
 def plain(value: Any) -> Any:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from memlint.records import dataclass
 from typing import Any, Mapping
+
+from memlint.records import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

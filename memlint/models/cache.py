@@ -13,7 +13,7 @@ _COMMIT_LENGTH = 200
 
 
 def cache_folder(environment: Mapping[str, str]) -> str:
-    """Return the hub cache folder (huggingface_hub constants.py: HF_HUB_CACHE, HF_HOME, XDG_CACHE_HOME, in this order)."""
+    """Return the hub cache folder (huggingface_hub constants.py: HF_HUB_CACHE, HF_HOME, XDG_CACHE_HOME)."""
     for name in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"):
         if environment.get(name):
             return os.path.expanduser(environment[name])

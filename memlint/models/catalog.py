@@ -2,7 +2,7 @@
 
 ``catalog.jsonl`` is written by ``benchmarks/generate/catalog.py``. A row is ``{"id", "config", "source"}``, or
 ``{"id", "as", "source"}`` for a mirror or fine-tune of the same shape, where ``set`` changes single fields
-(a longer vocabulary) and ``quantization``, a key of :data:`QUANTIZATIONS`, says that the checkpoint is stored quantised.
+(a longer vocabulary) and ``quantization``, a key of :data:`QUANTIZATIONS`, says how the checkpoint is quantised.
 """
 
 from __future__ import annotations

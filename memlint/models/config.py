@@ -6,8 +6,9 @@ from typing import Any, Mapping
 
 from memlint.models.architecture import Architecture
 from memlint.models.consistency import contradictions
-from memlint.models.families import REMOTE, family_of, nearest_family
+from memlint.models.families import family_of, nearest_family
 from memlint.models.fill import UNREADABLE, fill
+from memlint.models.remote import REMOTE
 from memlint.models.validate import ConfigProblem, accepts, explain
 
 DTYPES = {
@@ -47,7 +48,11 @@ def read_config(
             return problems
         return _architecture(model_type, values, config, id, source)
     except UNREADABLE as error:
-        return [ConfigProblem((), f"this `{model_type}` config has a field with a value that cannot be used ({error!r:.80})")]
+        return [
+            ConfigProblem(
+                (), f"this `{model_type}` config has a field with a value that cannot be used ({error!r:.80})"
+            )
+        ]
 
 
 def part(architecture: Architecture, name: str) -> Architecture | None:

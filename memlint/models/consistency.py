@@ -14,8 +14,27 @@ _PER_TOKEN = ("num_experts_per_tok", "moe_topk", "moe_top_k", "num_experts_per_t
 _HEAD_DIMS = ("head_dim", "d_kv", "qk_nope_head_dim", "kv_channels", "attention_head_dim")
 
 _HEADS_OF_THEIR_OWN = frozenset(
-    "mamba mamba2 falcon_mamba rwkv xlstm zamba zamba2 recurrent_gemma swin swinv2 donut-swin openelm nemotron-nas decilm"
-    " perceiver funnel reformer transfo-xl qwen2_audio_encoder".split()
+    (
+        "mamba",
+        "mamba2",
+        "falcon_mamba",
+        "rwkv",
+        "xlstm",
+        "zamba",
+        "zamba2",
+        "recurrent_gemma",
+        "swin",
+        "swinv2",
+        "donut-swin",
+        "openelm",
+        "nemotron-nas",
+        "decilm",
+        "perceiver",
+        "funnel",
+        "reformer",
+        "transfo-xl",
+        "qwen2_audio_encoder",
+    )
 )
 """Types whose attention is as wide as something else than the hidden size."""
 
@@ -43,7 +62,12 @@ def _number(values: Mapping[str, Any], name: str) -> int | None:
 def _heads(stated: Mapping[Any, Any], values: Mapping[str, Any], path: KeyPath) -> list[ConfigProblem]:
     width, heads = _number(values, "hidden_size"), _number(values, "num_attention_heads")
     kind = str(values.get("model_type"))
-    if not width or not heads or kind in _HEADS_OF_THEIR_OWN or str(values.get("remote_model_type")) in _HEADS_OF_THEIR_OWN:
+    if (
+        not width
+        or not heads
+        or kind in _HEADS_OF_THEIR_OWN
+        or str(values.get("remote_model_type")) in _HEADS_OF_THEIR_OWN
+    ):
         return []
     from memlint.models.defaults import class_defaults
 
@@ -86,5 +110,5 @@ def _layer_types(stated: Mapping[Any, Any], values: Mapping[str, Any], path: Key
     kinds, depth = stated.get("layer_types"), _number(values, "num_hidden_layers")
     if not isinstance(kinds, list) or depth is None or len(kinds) == depth:
         return []
-    message = f"`layer_types` names {len(kinds)} layers where `num_hidden_layers` is {depth}"
+    message = f"`layer_types` is of length {len(kinds)} where `num_hidden_layers` is {depth}"
     return [ConfigProblem((*path, "layer_types"), message)]

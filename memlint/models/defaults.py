@@ -13,7 +13,9 @@ _ENTRIES: dict[str, dict[str, Any] | None] = {}
 def _text() -> str:
     """Read the data file once a process (about 0.3 MB, under a millisecond); no line but the wanted one is parsed."""
     if not _TEXT:
-        with open(os.path.join(os.path.dirname(os.path.abspath(__file__)), "defaults.jsonl"), encoding="utf-8") as stream:
+        with open(
+            os.path.join(os.path.dirname(os.path.abspath(__file__)), "defaults.jsonl"), encoding="utf-8"
+        ) as stream:
             _TEXT.append(stream.read())
     return _TEXT[0]
 

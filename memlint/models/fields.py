@@ -70,9 +70,9 @@ def _table() -> dict[str, Kind]:
         (_WIDTH, "n_embed embedding_size word_embed_proj_dim embed_dim projection_dim lru_width hidden_dim"),
         (
             _INNER,
-            "intermediate_size n_inner ffn_dim d_ff ffn_hidden_size encoder_ffn_dim decoder_ffn_dim moe_intermediate_size"
-            " shared_expert_intermediate_size shared_intermediate_size moe_shared_expert_intermediate_size"
-            " intermediate_size_mlp ff_intermediate_size expert_ffn_hidden_size",
+            "intermediate_size n_inner ffn_dim d_ff ffn_hidden_size encoder_ffn_dim decoder_ffn_dim"
+            " moe_intermediate_size shared_expert_intermediate_size shared_intermediate_size"
+            " moe_shared_expert_intermediate_size intermediate_size_mlp ff_intermediate_size expert_ffn_hidden_size",
         ),
         (_LAYERS, "num_hidden_layers n_layer n_layers encoder_layers decoder_layers"),
         (_MAYBE_LAYERS, "num_layers num_decoder_layers depth num_nextn_predict_layers first_k_dense_replace"),
@@ -81,8 +81,9 @@ def _table() -> dict[str, Kind]:
         (_KV_HEADS, "linear_num_value_heads mamba_n_heads mamba_num_heads"),
         (
             _HEAD_DIM,
-            "head_dim d_kv kv_channels qk_nope_head_dim qk_rope_head_dim qk_head_dim v_head_dim kv_lora_rank q_lora_rank"
-            " linear_key_head_dim linear_value_head_dim mamba_head_dim mamba_d_state state_size ssm_state_size",
+            "head_dim d_kv kv_channels qk_nope_head_dim qk_rope_head_dim qk_head_dim v_head_dim kv_lora_rank"
+            " q_lora_rank linear_key_head_dim linear_value_head_dim mamba_head_dim mamba_d_state state_size"
+            " ssm_state_size",
         ),
         (_VOCABULARY, "vocab_size"),
         (Kind("integer", 1, MAX_VOCABULARY), "padded_vocab_size type_vocab_size"),
@@ -93,8 +94,8 @@ def _table() -> dict[str, Kind]:
         ),
         (
             _EXPERTS,
-            "num_experts num_local_experts n_routed_experts num_experts_per_tok n_shared_experts moe_topk moe_num_experts"
-            " moe_top_k n_group topk_group",
+            "num_experts num_local_experts n_routed_experts num_experts_per_tok n_shared_experts moe_topk"
+            " moe_num_experts moe_top_k n_group topk_group",
         ),
         (
             _RATE,

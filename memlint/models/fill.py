@@ -6,8 +6,8 @@ from typing import Any, Mapping
 
 from memlint.models.defaults import class_defaults
 from memlint.models.derive import apply_rule
-from memlint.models.families import REMOTE, Remote
 from memlint.models.fields import FIELDS
+from memlint.models.remote import REMOTE, Remote
 from memlint.models.special import AFTER, BEFORE, LEGACY_LAYER_TYPES
 
 UNREADABLE = (KeyError, TypeError, ValueError, ZeroDivisionError, AttributeError, OverflowError, IndexError)
@@ -20,7 +20,13 @@ SYNONYMS: dict[str, tuple[str, ...]] = {
     "num_key_value_heads": ("num_kv_heads", "n_head_kv", "multi_query_group_num"),
     "intermediate_size": ("n_inner", "ffn_dim", "d_ff", "ffn_hidden_size", "encoder_ffn_dim", "hidden_dim"),
     "hidden_act": ("activation_function", "hidden_activation", "activation", "mlp_hidden_act"),
-    "max_position_embeddings": ("n_positions", "max_seq_len", "seq_length", "max_target_positions", "max_sequence_length"),
+    "max_position_embeddings": (
+        "n_positions",
+        "max_seq_len",
+        "seq_length",
+        "max_target_positions",
+        "max_sequence_length",
+    ),
     "vocab_size": ("padded_vocab_size",),
 }
 """Standard name -> names that classes use for it without an attribute_map entry."""

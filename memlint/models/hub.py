@@ -1,4 +1,4 @@
-"""Fetch a config.json from the Hugging Face hub through huggingface_hub: bounded, with a time limit, one sentence on failure."""
+"""Fetch a config.json from the Hugging Face hub: bounded in size and time, and one sentence where it fails."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ class HubError(UserError):
 def offline_by_environment() -> bool:
     """Whether HF_HUB_OFFLINE or TRANSFORMERS_OFFLINE asks for no network (huggingface_hub constants.py)."""
     return any(
-        os.environ.get(name, "").upper() in {"1", "ON", "YES", "TRUE"} for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
+        os.environ.get(name, "").upper() in {"1", "ON", "YES", "TRUE"}
+        for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
     )
 
 
@@ -47,7 +48,9 @@ def fetch_config(model_id: str, *, timeout: float = TIMEOUT_SECONDS) -> dict[str
     endpoint = os.environ.get("HF_ENDPOINT", "").rstrip("/") or None
     try:
         url = hf_hub_url(model_id, "config.json", endpoint=endpoint)
-        response, chunks = _open(get_session(), url, build_hf_headers(), timeout)
+        # identity: a compressed answer could be a thousand times as large as what was received
+        headers = {**build_hf_headers(), "Accept-Encoding": "identity"}
+        response, chunks = _open(get_session(), url, headers, timeout)
         try:
             hf_raise_for_status(response)
             content = _bounded(chunks, timeout)
@@ -61,7 +64,7 @@ def fetch_config(model_id: str, *, timeout: float = TIMEOUT_SECONDS) -> dict[str
         ) from None
     except RepositoryNotFoundError:
         raise HubError(
-            f"the hub has no model `{model_id}`, or it is private: check the name, or log in (`hf auth login` or HF_TOKEN)"
+            f"the hub has no model `{model_id}`, or it is private: check the name or log in (`hf auth login`, HF_TOKEN)"
         ) from None
     except (EntryNotFoundError, RevisionNotFoundError):
         raise HubError(f"`{model_id}` has no config.json on the hub: it is not a transformers checkpoint") from None
@@ -69,9 +72,13 @@ def fetch_config(model_id: str, *, timeout: float = TIMEOUT_SECONDS) -> dict[str
         raise HubError(f"the hub's answer for `{model_id}` {error}") from None
     except HfHubHTTPError as error:
         status = getattr(getattr(error, "response", None), "status_code", None)
-        raise HubError(f"the hub answered `{model_id}` with HTTP status {status}: try again later, or work offline") from None
+        raise HubError(
+            f"the hub answered `{model_id}` with HTTP status {status}: try again later, or work offline"
+        ) from None
     except TimeoutError:
-        raise HubError(f"the hub did not answer for `{model_id}` within {timeout:g} seconds: {_offline_cure(model_id)}") from None
+        raise HubError(
+            f"the hub did not answer for `{model_id}` within {timeout:g} seconds: {_offline_cure(model_id)}"
+        ) from None
     except Exception as error:  # httpx or requests errors, by version of huggingface_hub: none may become a traceback
         if "timeout" in type(error).__name__.lower():
             message = f"the hub did not answer for `{model_id}` within {timeout:g} seconds"
@@ -85,13 +92,16 @@ def _offline_cure(model_id: str) -> str:
 
 
 def _open(session: Any, url: str, headers: dict[str, str], timeout: float) -> tuple[Any, Iterator[bytes]]:
-    """Start the download: httpx from huggingface_hub 1.0 on, requests before. Both drop the token on a foreign redirect."""
+    """Start the download, in pieces as they arrive: with httpx from huggingface_hub 1.0 on, with requests before.
+
+    Both drop the token when a redirect leads to another host.
+    """
     if callable(getattr(session, "build_request", None)):
         request = session.build_request("GET", url, headers=headers, timeout=timeout)
         response = session.send(request, stream=True, follow_redirects=True)
-        return response, response.iter_bytes(65536)
+        return response, response.iter_bytes()
     response = session.get(url, headers=headers, timeout=timeout, stream=True, allow_redirects=True)
-    return response, response.iter_content(65536)
+    return response, response.iter_content(chunk_size=None)
 
 
 def _bounded(chunks: Iterator[bytes], timeout: float) -> bytes:

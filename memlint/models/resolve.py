@@ -1,9 +1,8 @@
-"""From what a config names to the model's shape: inline, path, settings, project, cache, catalog, hub, in this order."""
+"""From what a config names to the model's shape: inline, path, settings, project, cache, catalog, hub."""
 
 from __future__ import annotations
 
 import os
-from memlint.records import dataclass, replace
 from typing import TYPE_CHECKING, Any, Mapping
 
 from memlint.errors import UserError
@@ -11,6 +10,7 @@ from memlint.models.architecture import Architecture
 from memlint.models.files import UnreadableConfig, config_in, inside, read_config_file
 from memlint.models.ids import file_name, is_model_id, looks_like_path
 from memlint.models.validate import ConfigProblem
+from memlint.records import dataclass, replace
 
 if TYPE_CHECKING:
     from memlint.job import TrainingJob
@@ -97,7 +97,7 @@ def resolve_job(
     offline: bool,
     trusted: bool = False,
 ) -> TrainingJob:
-    """Return ``job`` with its architecture. Raises UserError with the reason, ModelConfigError for an unsound config."""
+    """Return ``job`` with its architecture. Raises UserError (the reason), ModelConfigError for an unsound config."""
     resolved = resolve_model(
         job.model,
         base_dir=base_dir,
@@ -149,7 +149,11 @@ def _local(text: str, base_dir: str, search_root: str, trusted: bool) -> Resolve
         if not trusted and not (inside(path, search_root) or inside(path, base_dir)):
             continue
         if config_in(path) is not None:
-            if not trusted and not inside(str(config_in(path)), search_root) and not inside(str(config_in(path)), base_dir):
+            if (
+                not trusted
+                and not inside(str(config_in(path)), search_root)
+                and not inside(str(config_in(path)), base_dir)
+            ):
                 continue
             return _from_file(path, text, "path")
     if looks_like_path(text) and not trusted and os.path.isabs(expanded) and not inside(expanded, search_root):
@@ -165,23 +169,26 @@ def _no_such_path(text: str) -> str:
 
 
 def _saved(model_id: str, base_dir: str, search_root: str) -> str | None:
-    """Look for a saved config from ``base_dir`` up to ``search_root``."""
+    """Look for a config saved by ``memlint models add``, from ``base_dir`` up to the repository's root."""
     name = os.path.join(PROJECT_FOLDER, file_name(model_id))
-    top = os.path.realpath(search_root)
-    folder = os.path.realpath(base_dir)
-    for candidate in (folder, *_parents(folder, top), top):
-        path = os.path.join(candidate, name)
+    for folder in (*upward(base_dir), os.path.abspath(search_root)):
+        path = os.path.join(folder, name)
         if os.path.isfile(path):
             return path
     return None
 
 
-def _parents(folder: str, top: str) -> list[str]:
-    found = []
-    while folder != top and inside(folder, top):
-        folder = os.path.dirname(folder)
-        found.append(folder)
-    return found
+def upward(folder: str) -> list[str]:
+    """Return ``folder`` and the folders around it up to the repository's root; only ``folder`` outside a repository."""
+    current = os.path.abspath(folder)
+    passed = [current]
+    while not os.path.exists(os.path.join(current, ".git")):
+        parent = os.path.dirname(current)
+        if parent == current:
+            return passed[:1]
+        passed.append(parent)
+        current = parent
+    return passed
 
 
 def _from_hub(model_id: str, offline: bool) -> Resolved:
@@ -203,7 +210,7 @@ def _from_hub(model_id: str, offline: bool) -> Resolved:
 
 def _unknown(model_id: str) -> str:
     return _with_suggestion(
-        f"the shape of `{model_id}` is not known offline: run `memlint models add {model_id}` once where there is a network",
+        f"the shape of `{model_id}` is not known offline: run `memlint models add {model_id}` once with a network",
         model_id,
     )
 

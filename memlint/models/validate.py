@@ -29,7 +29,9 @@ def explain(config: Mapping[Any, Any]) -> list[ConfigProblem]:
     Imports jsonschema. Values that JSON cannot express (NaN) and unbounded nesting are checked here.
     """
     if not _bounded(config):
-        return [ConfigProblem((), f"the config is nested deeper than {MAX_DEPTH} levels or has over {MAX_VALUES} values")]
+        return [
+            ConfigProblem((), f"the config is nested deeper than {MAX_DEPTH} levels or has over {MAX_VALUES} values")
+        ]
     import json
 
     from jsonschema import Draft202012Validator
@@ -55,7 +57,9 @@ def explain(config: Mapping[Any, Any]) -> list[ConfigProblem]:
 
 
 def _short(value: Any) -> str:
-    text = repr(value) if not isinstance(value, (dict, list)) else f"a {'mapping' if isinstance(value, dict) else 'list'}"
+    text = (
+        repr(value) if not isinstance(value, (dict, list)) else f"a {'mapping' if isinstance(value, dict) else 'list'}"
+    )
     return text if len(text) <= 40 else text[:37] + "..."
 
 

@@ -1,0 +1,106 @@
+"""model_types that exist only as code on the hub (``trust_remote_code``), and what they are computed as.
+
+memlint never runs that code: sizes are read by the names the remote config uses, and the shape is that of the nearest
+class of transformers. Where size and shape are not the same, ``approximate`` says what differs.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Mapping, NamedTuple
+
+
+class Remote(NamedTuple):
+    """A model_type that only exists as code on the hub: what it is computed as."""
+
+    like: str
+    """model_type of transformers whose class defaults and family serve."""
+    approximate: str | None = None
+    """What differs; None where shape and size are the same."""
+    names: Mapping[str, str] = {}
+    """Its own field name -> the field of ``like``."""
+    values: Mapping[str, Any] = {}
+    """Fields that differ from the class defaults of ``like``."""
+
+
+REMOTE: dict[str, Remote] = {
+    # InternLM2 is Llama with one fused wqkv matrix: the same elements (modeling_internlm2.py, revision of 2024-07).
+    "internlm2": Remote("llama", names={"bias": "attention_bias"}),
+    # InternLM has q/k/v/o biases (config key `bias`, default true).
+    "internlm": Remote("llama", names={"bias": "attention_bias"}, values={"attention_bias": True}),
+    "xverse": Remote("llama"),
+    "aquila": Remote("llama"),
+    "skywork": Remote("llama"),
+    "Yi": Remote("llama"),
+    "decapoda": Remote("llama"),
+    # Baichuan packs q, k, v into W_pack; the 13B uses ALiBi instead of rotary embeddings; neither changes the elements.
+    "baichuan": Remote("llama", names={"model_max_length": "max_position_embeddings"}),
+    # MiniCPM scales embeddings, residuals and logits of a Llama; ties its head.
+    "minicpm": Remote("llama", values={"tie_word_embeddings": True}),
+    # Orion uses LayerNorm with bias in place of RMSNorm.
+    "orion": Remote("llama", "LayerNorm is computed as RMSNorm"),
+    # Qwen (first generation): biases on q, k, v only; intermediate_size counts both gated halves.
+    "qwen": Remote(
+        "qwen2",
+        names={"seq_length": "max_position_embeddings", "attn_dropout_prob": "attention_dropout"},
+        values={"tie_word_embeddings": False, "num_key_value_heads": None},
+    ),
+    "mimo": Remote("qwen2", "the next-token-prediction layers are left out"),
+    "kimi_k2": Remote("deepseek_v3"),
+    "deepseek": Remote("qwen2_moe", "shared experts are computed as one of their joint width without gate"),
+    "chatglm": Remote(
+        "glm",
+        "computed as GLM with fused query, key and value",
+        names={
+            "num_layers": "num_hidden_layers",
+            "padded_vocab_size": "vocab_size",
+            "ffn_hidden_size": "intermediate_size",
+            "multi_query_group_num": "num_key_value_heads",
+            "kv_channels": "head_dim",
+            "seq_length": "max_position_embeddings",
+            "add_qkv_bias": "attention_bias",
+        },
+    ),
+    "phi3small": Remote(
+        "phi3",
+        "block-sparse attention and gated GELU are computed as Phi-3",
+        names={"ff_intermediate_size": "intermediate_size"},
+    ),
+    "phi3_v": Remote("phi3", "the image tower is left out", names={}),
+    "phi-msft": Remote("phi"),
+    "mixformer-sequential": Remote("phi"),
+    "stablelm_epoch": Remote("stablelm"),
+    "RefinedWeb": Remote("falcon", names={"n_layer": "num_hidden_layers", "n_head": "num_attention_heads"}),
+    "RefinedWebModel": Remote("falcon", names={"n_layer": "num_hidden_layers", "n_head": "num_attention_heads"}),
+    "nemotron-nas": Remote("llama", "its blocks differ from one another; computed as if all were whole"),
+    "decilm": Remote("llama", "its layers differ in key/value heads; computed with the largest number"),
+    "openelm": Remote(
+        "llama",
+        "its layers differ in width; computed with the widest",
+        names={"model_dim": "hidden_size", "num_transformer_layers": "num_hidden_layers"},
+    ),
+    "btlm": Remote("gpt2"),
+    "jais": Remote("gpt2", "gated activations and ALiBi are computed as GPT-2"),
+    "llava_llama": Remote("llava", "the image tower is taken from the class defaults"),
+    "llava_qwen": Remote("qwen2", "the image tower is left out"),
+    "llava_mistral": Remote("mistral", "the image tower is left out"),
+    "internvl_chat": Remote(
+        "internvl", "the image tower is computed as InternVL's own port", names={"llm_config": "text_config"}
+    ),
+    "deepseek_vl_v2": Remote("deepseek_v2", "the image tower is left out"),
+    "minicpmv": Remote("qwen2", "the image tower is left out"),
+    "molmo": Remote("qwen2", "the image tower is left out"),
+    "kimi_vl": Remote("kimi_k25", "the image tower is computed as that of Kimi K2.5"),
+    "kimi_k3": Remote("kimi_linear", "computed as Kimi Linear"),
+    "minimax_m3": Remote("minimax_m2", "computed as MiniMax M2"),
+    "step3_text": Remote("step3p5", "computed as Step 3.5"),
+    "bailing_moe": Remote("qwen2_moe", "computed as a mixture of experts of the Qwen2 shape"),
+    "bailing_moe_v2": Remote(
+        "glm4_moe",
+        "computed as GLM 4 MoE",
+        names={"num_experts": "n_routed_experts", "num_shared_experts": "n_shared_experts"},
+    ),
+    "telechat": Remote("llama", "computed as Llama"),
+    "codeshell": Remote("gpt2", "grouped keys and values are computed as whole"),
+    "plamo": Remote("llama", "computed as Llama"),
+    "hunyuan": Remote("hunyuan_v1_moe", "computed as HunYuan V1"),
+}
