@@ -101,10 +101,7 @@ class LoraLinear:
         x = dropout(f, x, self.lora.dropout)
         if self.magnitude is not None:
             return self._dora(f, x, result, dtype)
-        branch = linear(f, linear(f, x, self.a), self.b)
-        del x
-        result = add(f, result, scale(f, branch))
-        del branch
+        result = add(f, result, scale(f, linear(f, linear(f, x, self.a), self.b)))
         return cast(f, result, dtype)
 
     def _dora(self, f: Tape, x: Tensor, result: Tensor, dtype: str) -> Tensor:

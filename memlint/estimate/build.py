@@ -104,6 +104,9 @@ class Build:
         self.records.append(
             Record(name, shape, dtype, trainable, grad_dtype, self.count, (size,), base=not adapter)
         )
+        if trainable and self.adapter and not adapter:
+            # PEFT's ModulesToSaveWrapper trains a copy and keeps the original beside it (peft 0.21 utils/other.py).
+            self.records.append(Record(f"{name}.original", shape, dtype, False, dtype, self.count, (size,), base=False))
         sharding = self.sharding
         computed = dtype
         if sharding.kind == "fsdp" and not adapter and dtype == "fp32":
