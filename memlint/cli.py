@@ -78,15 +78,9 @@ def _dispatch(argv: list[str]) -> int:
     accepted = fast.parse(argv[1:])
     if accepted is not None:
         return int(module.run(accepted))
-    from argparse import ArgumentParser, RawDescriptionHelpFormatter
+    from memlint.slowargs import parser_for
 
-    parser = ArgumentParser(
-        prog=f"memlint {name}",
-        description=(module.__doc__ or "").strip(),
-        formatter_class=RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
-    module.configure(parser)
+    parser = parser_for(name, module)
     try:
         args = parser.parse_intermixed_args(argv[1:])
     except SystemExit as done:  # argparse has printed usage or help

@@ -14,10 +14,6 @@ from memlint.report.text import finding_lines, prediction_line
 
 def explain_file(code: str, path: str, *, target: str | None, offline: bool, color: str) -> str:
     """Return the findings of rule ``code`` in a file and the arithmetic of each of its jobs."""
-    import os
-
-    if not os.path.isfile(path):
-        raise UserError(f"{path}: no such file")
     style = Style(wants_color(color, sys.stdout))
     options = CheckOptions(paths=(path,), select=(code,), target=target, offline=offline, details=True)
     result = check_paths(options)

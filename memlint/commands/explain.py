@@ -31,6 +31,10 @@ def run(args: Namespace) -> int:
     if code is None:
         check_selectors((args.rule,))
         raise UserError(f"`{args.rule}` stands for several rules; name one, as in `memlint explain MEM301`")
+    import os
+
+    if args.file is not None and not os.path.isfile(args.file):
+        raise UserError(f"{args.file}: no such file")
     entry = BY_CODE[code]
     sys.stdout.write(f"{entry.code} {entry.name} ({entry.severity.label})\n\n{(entry.load().__doc__ or '').strip()}\n")
     if args.file is not None:

@@ -69,7 +69,8 @@ def open_source(
     if not reading.jobs:
         raise UserError(_no_job(document, jobs.check))
     if index >= len(reading.jobs):
-        raise UserError(f"{source} has {len(reading.jobs)} jobs; --job takes 1 to {len(reading.jobs)}")
+        count = len(reading.jobs)
+        raise UserError(f"{source} has {count} job{'' if count == 1 else 's'}, and no job {index + 1}")
     job = reading.jobs[index]
     if sets:
         from memlint.dialects.native import apply_sets

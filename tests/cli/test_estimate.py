@@ -1,0 +1,130 @@
+"""`memlint estimate`: one job, from whatever names it."""
+
+from __future__ import annotations
+
+import json
+
+import jsonschema
+import pytest
+
+from memlint.estimate.result import COMPONENTS
+from memlint.resources import schema_text
+
+
+@pytest.fixture
+def estimate(project, memlint):
+    """Runs `estimate ... --output-format json --offline`: (exit code, object)."""
+
+    def run(*argv):
+        code, out, err = memlint("estimate", *argv, "--output-format", "json", "--offline")
+        assert out, err
+        return code, json.loads(out)
+
+    return run
+
+
+@pytest.mark.parametrize("source", ["big.yaml", "shapes/one-b", "shapes/one-b/config.json", "Qwen/Qwen3-0.6B", "gpt2"])
+def test_every_kind_of_source_gives_the_contracts_object(estimate, source):
+    code, data = estimate(source)
+    schema = json.loads(schema_text("report"))
+    jsonschema.Draft202012Validator({"$ref": "#/$defs/estimate", "$defs": schema["$defs"]}).validate(data)
+    assert code == 0
+    assert data["verdict"] == "unknown"
+    peak = data["peak"]
+    assert list(peak["components"]) == list(COMPONENTS)
+    assert sum(peak["components"].values()) == peak["allocated_bytes"]
+    assert peak["allocated_bytes"] <= peak["reserved_bytes"] <= peak["device_bytes"]
+    assert peak["low_bytes"] <= peak["device_bytes"] <= peak["high_bytes"]
+
+
+def test_one_billion_parameters_are_counted_once(estimate):
+    _, data = estimate("shapes/one-b")
+    assert data["model"]["parameters"] == 1235814400  # Llama-3.2-1B, model card
+    assert data["model"]["family"] == "llama"
+
+
+def test_exit_code_1_when_it_does_not_fit(estimate):
+    assert estimate("big.yaml", "--target", "24GiB")[0] == 1
+    assert estimate("small.yaml", "--target", "80GiB")[0] == 0
+
+
+def test_set_is_applied_last_and_short_forms_are_the_same(estimate):
+    by_set = estimate("shapes/one-b", "--set", "training.micro_batch_size=4", "--set", "training.optimizer=sgd")[1]
+    short = estimate("shapes/one-b", "--micro-batch-size", "4", "--optimizer", "sgd")[1]
+    assert by_set["peak"] == short["peak"]
+    assert by_set["job"]["training"]["micro_batch_size"] == 4
+    lowered = estimate("big.yaml", "--set", "training.micro_batch_size=1")[1]
+    assert lowered["peak"]["device_bytes"] < estimate("big.yaml")[1]["peak"]["device_bytes"]
+
+
+def test_method_names_the_prediction_or_what_is_trained(estimate):
+    assert estimate("shapes/one-b", "--method", "first-order")[1]["method"] == "first-order"
+    _, data = estimate("shapes/one-b", "--method", "lora", "--precision", "bf16")
+    assert data["method"] == "simulated"
+    assert data["model"]["trainable_parameters"] < data["model"]["parameters"] / 20
+    _, data = estimate("shapes/one-b", "--method", "lora", "--method", "first-order")
+    assert (data["method"], data["job"]["training"]["method"]) == ("first-order", "lora")
+
+
+def test_every_origin_has_a_place_a_default_or_an_assumption(estimate):
+    _, data = estimate("big.yaml")
+    origins = data["job"]["origins"]
+    assert origins["training.micro_batch_size"] == {"file": "big.yaml", "line": 4, "column": 21}
+    assert origins["model"] == {"file": "big.yaml", "line": 2, "column": 8}
+    assert all(set(origin) in ({"file", "line", "column"}, {"default"}, {"assumed"}) for origin in origins.values())
+
+
+def test_text_shows_parts_that_add_up_target_and_textbook_figure(project, memlint):
+    code, out, err = memlint("estimate", "big.yaml", "--target", "24GiB", "--offline")
+    assert (code, err) == (1, "")
+    assert "1.24 B parameters, all trained" in out
+    assert "micro batch 32 x 4096 tokens" in out
+    assert "= predicted peak" in out
+    assert "out of memory" in out
+    assert "Textbook formulas give" in out
+    assert "\x1b" not in out
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["ci.yaml"], "ci.yaml is neither a training config that memlint reads"),
+        (["missing.yaml"], "missing.yaml: no such file or folder, and no Hugging Face model ID"),
+        (["shapes"], "shapes is a folder without config.json"),
+        (["nobody/no-such-model"], "`nobody/no-such-model` is not known offline"),
+        (["big.yaml", "--set", "training.micro_batch_sizes=1"], "did you mean `training.micro_batch_size`?"),
+        (["big.yaml", "--target", "A1000"], "--target: "),
+        (["big.yaml", "--job", "2"], "big.yaml has 1 job, and no job 2"),
+        (["broken.yaml"], "broken.yaml:2:9: "),
+    ],
+)
+def test_mistakes_exit_2_with_one_sentence(project, memlint, argv, message):
+    (project / "broken.yaml").write_text("memlint: 1\nmodel: [\n")
+    code, out, err = memlint("estimate", *argv, "--offline")
+    assert (code, out) == (2, "")
+    assert message in err
+    assert len(err.splitlines()) == 1
+
+
+def test_explain_with_a_file_shows_its_arithmetic(project, memlint):
+    code, out, _ = memlint("explain", "MEM101", "--file", "big.yaml", "--target", "24GiB")
+    assert code == 0
+    assert "## How the number is made" in out
+    assert "big.yaml:4:21: error[MEM101]" in out
+    assert "At the peak, in " in out
+    assert "has nothing to say here" in memlint("explain", "MEM302", "--file", "big.yaml", "--target", "24GiB")[1]
+
+
+def test_lists_come_as_text_and_json(memlint):
+    for command in ("rules", "dialects"):
+        rows = json.loads(memlint(command, "--output-format", "json")[1])
+        text = memlint(command)[1]
+        for row in rows:
+            assert row["name"] in text
+
+
+def test_schema_prints_every_schema_and_lists_their_names(memlint):
+    names = memlint("schema")[1].split()
+    assert {"settings", "report", "job", "hf-config"} <= set(names)
+    for name in names:
+        jsonschema.Draft202012Validator.check_schema(json.loads(memlint("schema", name)[1]))
