@@ -14,6 +14,7 @@ MODULES = {
     "phi": "gpt_neox",
     "opt": "opt",
     "bloom": "bloom",
+    "falcon": "falcon",
 }
 """model_type -> module of this package that holds its ``Model``; modules load on first use."""
 

@@ -53,3 +53,35 @@ def split(f: Tape, x: Tensor, *shapes: Shape) -> tuple[Tensor, ...]:
 def select(f: Tape, x: Tensor, shape: Shape) -> Tensor:
     """``x[..., i, :]``: a view; its gradient is a zero tensor of x's size (select_backward)."""
     return slice_of(f, x, shape)
+
+
+def _index_backward(f: Tape, node: Node, grad: Tensor) -> tuple[Tensor]:
+    # index_backward: zeros of the full size, index_put_ with accumulation in place.
+    return (f.new(node.meta, grad.dtype),)
+
+
+def index(f: Tape, x: Tensor, shape: Shape) -> Tensor:
+    """``x[..., [i], :]`` (indexing with a list): a copy of the part; its gradient is a zero tensor of x's size."""
+    recorded = f.needs(x)
+    out = f.new(shape, x.dtype)
+    return f.record(out, _index_backward, (x,), (), x.shape) if recorded else out
+
+
+def _scale_backward(f: Tape, node: Node, grad: Tensor) -> tuple[Tensor]:
+    return (f.like(grad),)
+
+
+def scale_in_place(f: Tape, x: Tensor) -> Tensor:
+    """``x *= number``: the same storage; the gradient is a new tensor."""
+    out = x.detach()
+    return f.record(out, _scale_backward, (x,)) if f.needs(x) else out
+
+
+def _sum_backward(f: Tape, node: Node, grad: Tensor) -> tuple[Tensor, Tensor]:
+    return grad, grad
+
+
+def add_in_place(f: Tape, x: Tensor, other: Tensor) -> Tensor:
+    """``x += other``: x's storage; both gradients are the incoming one."""
+    out = x.detach()
+    return f.record(out, _sum_backward, (x, other)) if f.needs(x, other) else out
