@@ -14,6 +14,8 @@ from memlint.engine.predict import judge, predict, usable_bytes
 from memlint.engine.result import FileReport, Prediction
 from memlint.engine.rules_run import job_findings
 from memlint.findings import Finding
+from memlint.job import Origin, replace_fields
+from memlint.records import replace
 from memlint.rules.context import Context, Trial
 
 if TYPE_CHECKING:
@@ -40,9 +42,10 @@ class JobCheck:
         outer = (
             check.command_line_target or self._pragma_target or targets.from_settings(check.settings, check.overrides)
         )
-        gpus = next((int(pragma.values[0]) for pragma in pragmas if pragma.kind == "gpus"), None)
+        self._gpus_pragma = next((pragma for pragma in pragmas if pragma.kind == "gpus"), None)
+        declared = int(self._gpus_pragma.values[0]) if self._gpus_pragma is not None else None
         self._outer_target = outer
-        self._gpus = gpus or (outer.gpus if outer is not None else None)
+        self._gpus = declared or (outer.gpus if outer is not None else None)
         folder = os.path.dirname(os.path.abspath(document.path))
         root = repository_root(folder)
         self._search_root = check.settings.search_root or root or check.settings.root or _working_folder(folder)
@@ -61,7 +64,7 @@ class JobCheck:
     def run(self, index: int, report: FileReport) -> list[Finding]:
         """Predict job ``index``, fill in ``report``, and return what the rules say."""
         check = self._check
-        job, unresolved = self.resolve(index, self.reading.jobs[index])
+        job, unresolved = self.resolve(index, self.with_gpus(self.reading.jobs[index]))
         target = self.target_for(index, job)
         try:
             estimate, approximate = predict(job, target)
@@ -114,6 +117,15 @@ class JobCheck:
             )
         return findings
 
+    def with_gpus(self, job: TrainingJob) -> TrainingJob:
+        """The world size of ``# memlint: gpus=N``, where the config itself states none."""
+        pragma = self._gpus_pragma
+        if pragma is None or job.parallelism.gpus is not None:
+            return job
+        origin = Origin(file=self._document.path, line=pragma.line, column=pragma.column)
+        changed = replace_fields(job, {"parallelism.gpus": int(pragma.values[0])})
+        return replace(changed, origins={**job.origins, "parallelism.gpus": origin})
+
     def _new_companions(self, overlays: Mapping[str, Document]) -> Companions:
         return Companions(
             search_root=self._search_root,
@@ -128,7 +140,7 @@ class JobCheck:
         made: list[Any] = []
 
         def estimate(changed: TrainingJob) -> Estimate | None:
-            return predict(changed, target)[0]
+            return predict(self.with_gpus(changed), target)[0]
 
         def try_changes(changes: Mapping[str, Any]) -> Trial | None:
             if not made:

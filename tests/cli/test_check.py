@@ -142,6 +142,17 @@ def test_strongest_target_wins(project, memlint):
     assert usable("--target", "A100-80GB") == "A100-80GB"
 
 
+def test_world_size_of_a_comment_counts_where_the_config_states_none(project, memlint):
+    def peak(comment):
+        text = (project / "small.yaml").read_text().split("parallelism")[0]
+        (project / "small.yaml").write_text(f"{text}parallelism: {{strategy: zero3}}\n{comment}")
+        _, out, _ = memlint("check", "small.yaml", "--output-format", "json", "--target", "80GiB")
+        return json.loads(out)["files"][0]["estimate"]["static"]["parameters"]
+
+    alone = peak("")
+    assert peak("# memlint: gpus=8\n") < alone / 7
+
+
 def test_a_target_that_does_not_exist_is_a_finding_where_it_stands(project, memlint):
     (project / "small.yaml").write_text((project / "small.yaml").read_text() + "hardware:\n  target: A1000\n")
     _, out, _ = memlint("check", "small.yaml", "--output-format", "concise")
