@@ -19,6 +19,8 @@ DTYPE_BYTES: dict[str, int] = {
     "int8": 1,
     "uint8": 1,
     "int64": 8,
+    "int32": 4,
+    "complex64": 8,
     "bool": 1,
 }
 """Bytes of one element (torch.dtype.itemsize)."""

@@ -59,8 +59,16 @@ def _gpt(job: TrainingJob, build: Build, env: Env) -> Trainable:
     return build_gpt(job, build, env)
 
 
+def _moe(job: TrainingJob, build: Build, env: Env) -> Trainable:
+    from memlint.estimate.families.decoder import DecoderModel
+    from memlint.estimate.families.moe import Model
+
+    return DecoderModel(job, build, env, Model)
+
+
 FAMILIES: dict[str, Callable[[TrainingJob, Build, Env], Trainable]] = {
     "llama": _decoder,
     "gpt2": _gpt,
+    "moe": _moe,
 }
 """Family name of an Architecture -> builder; modules load on first use."""

@@ -1,0 +1,323 @@
+"""Decoder-only models whose feed-forward is a mixture of experts, over Llama-shaped attention.
+
+Sources: transformers 5.24 models/{mixtral,qwen2_moe,qwen3_moe,olmoe,flex_olmo,granitemoe,granitemoeshared,minimax_m2,
+glm4_moe,dots1,exaone_moe,solar_open,ernie4_5_moe,hunyuan_v1_moe,phimoe}/modeling_*.py and integrations/moe.py. A model
+type is a row of :data:`TYPES`.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Callable
+
+from memlint.estimate.build import Build
+from memlint.estimate.engine.tape import Tape, Tensor
+from memlint.estimate.env import Env
+from memlint.estimate.families.llama import Attention, Norm, Shape, layer_kinds, partial_rotary
+from memlint.estimate.families.llama import Model as LlamaModel
+from memlint.estimate.families.routers import (
+    ErnieRouter,
+    GroupedRouter,
+    Router,
+    SigmoidRouter,
+    SoftmaxRouter,
+    SparseMixerRouter,
+    TopFirstRouter,
+)
+from memlint.estimate.ops.basic import activation, add, mul, saving_output, scale
+from memlint.estimate.ops.activations import activate
+from memlint.estimate.ops.experts import Experts
+from memlint.estimate.ops.views import split
+from memlint.estimate.stack import Stack
+from memlint.models.architecture import Architecture
+from memlint.records import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mixture:
+    """What distinguishes one mixture-of-experts type."""
+
+    shape: Shape = Shape(qkv_bias=False, o_bias=False, mlp_bias=False)
+    """Attention, norms and rotary positions, as in the llama family."""
+    router: str = "softmax"
+    """softmax, softmax-fp32 (mixtral), top-first (granitemoe), sigmoid, grouped, ernie, sparsemixer."""
+    normalise: bool | str = "norm_topk_prob"
+    """Weights are divided by their sum: a constant, or the config field that says so."""
+    experts: str = "num_experts"
+    width: str = "moe_intermediate_size"
+    shared: str | None = None
+    """gated (qwen2_moe: sigmoid gate, before), after (deepseek style), before, beside (granitemoeshared)."""
+    shared_width: str = ""
+    """Config field of the shared expert's width, or of its number of experts' widths (``*field``)."""
+    name: str = "mlp"
+    gate_name: str = "gate"
+    shared_name: str = "shared_experts"
+    sparse: Callable[[Architecture, int], bool] | None = None
+    """Whether layer ``index`` is a mixture; None: all are."""
+
+
+def _qwen_sparse(a: Architecture, index: int) -> bool:
+    return (
+        index not in (a.get("mlp_only_layers") or ())
+        and a.get("num_experts", 0) > 0
+        and (index + 1) % a.get("decoder_sparse_step", 1) == 0
+    )
+
+
+def _after_dense(a: Architecture, index: int) -> bool:
+    return index >= int(a.get("first_k_dense_replace", 0))
+
+
+def _listed(a: Architecture, index: int) -> bool:
+    kinds = a.get("mlp_layer_types")
+    return not isinstance(kinds, (list, tuple)) or kinds[index] == "sparse"
+
+
+def _ernie_sparse(a: Architecture, index: int) -> bool:
+    last = a.get("moe_layer_end_index", -1)
+    last = a.num_hidden_layers - 1 if last < 0 else last
+    return (index + 1) % a.get("moe_layer_interval", 1) == 0 and a.get("moe_layer_start_index", 0) <= index <= last
+
+
+_PLAIN = Shape(qkv_bias=False, o_bias=False, mlp_bias=False)
+_DEEPSEEK: dict[str, Any] = {
+    "router": "grouped",
+    "experts": "n_routed_experts",
+    "shared": "after",
+    "shared_width": "*n_shared_experts",
+}
+
+TYPES: dict[str, Mixture] = {
+    "mixtral": Mixture(router="softmax-fp32", normalise=True, experts="num_local_experts", width="intermediate_size"),
+    "qwen2_moe": Mixture(
+        shape=Shape(qkv_bias="qkv_bias", o_bias=False, mlp_bias=False),
+        shared="gated",
+        shared_width="shared_expert_intermediate_size",
+        shared_name="shared_expert",
+        sparse=_qwen_sparse,
+    ),
+    "qwen3_moe": Mixture(shape=Shape(qk_norm="head", mlp_bias=False), sparse=_qwen_sparse),
+    "olmoe": Mixture(shape=Shape(qk_norm="full", mlp_bias=False), width="intermediate_size"),
+    "flex_olmo": Mixture(
+        shape=Shape(norm="olmo2", norms="post", qk_norm="full", mlp_bias=False), width="intermediate_size"
+    ),
+    "granitemoe": Mixture(
+        shape=Shape(branch_scale=True, embed_scale=True),
+        router="top-first",
+        experts="num_local_experts",
+        width="intermediate_size",
+        name="block_sparse_moe",
+        gate_name="router",
+    ),
+    "granitemoeshared": Mixture(
+        shape=Shape(branch_scale=True, embed_scale=True),
+        router="top-first",
+        experts="num_local_experts",
+        width="intermediate_size",
+        name="block_sparse_moe",
+        gate_name="router",
+        shared="beside",
+        shared_width="shared_intermediate_size",
+    ),
+    "minimax_m2": Mixture(
+        shape=Shape(qkv_bias=False, o_bias=False, mlp_bias=False, qk_norm="full"),
+        router="sigmoid",
+        experts="num_local_experts",
+        width="intermediate_size",
+    ),
+    "glm4_moe": Mixture(
+        shape=Shape(o_bias=False, mlp_bias=False, qk_norm="head?"), sparse=_after_dense, **_DEEPSEEK
+    ),
+    "dots1": Mixture(shape=Shape(mlp_bias=False, qk_norm="head"), sparse=_after_dense, **_DEEPSEEK),
+    "solar_open": Mixture(shape=Shape(o_bias=False, mlp_bias=False), **_DEEPSEEK),
+    "exaone_moe": Mixture(
+        shape=Shape(qkv_bias=False, o_bias=False, mlp_bias=False, qk_norm="head"),
+        sparse=_listed,
+        router="grouped",
+        shared="after",
+        shared_width="*num_shared_experts",
+    ),
+    "ernie4_5_moe": Mixture(
+        shape=Shape(qkv_bias="use_bias", o_bias="use_bias", mlp_bias="use_bias", rope_upcast=True),
+        router="ernie",
+        shared="before",
+        shared_width="*moe_num_shared_experts",
+        sparse=_ernie_sparse,
+    ),
+    "phimoe": Mixture(
+        shape=Shape(norm="layer", mlp_bias=False),
+        router="sparsemixer",
+        experts="num_local_experts",
+        width="intermediate_size",
+        gate_name="router",
+    ),
+}
+"""model_type -> mixture. A type missing here runs as qwen3_moe without norms of q and k."""
+
+
+def mixture_of(a: Architecture) -> Mixture:
+    """The row of a model type; a plain Qwen-like mixture where there is none."""
+    return TYPES.get(a.model_type, Mixture())
+
+
+class GatedMlp:
+    """``down(act(gate(x)) * up(x))`` of a given width; ``fused``: one input_linear whose halves are gate and up."""
+
+    def __init__(self, b: Build, name: str, hidden: int, width: int, act: str, *, fused: bool = False, bias: bool = False) -> None:
+        self.width, self.act, self.fused = width, act, fused
+        if fused:
+            self.up = b.linear(f"{name}.input_linear", hidden, 2 * width, bias)
+            self.down = b.linear(f"{name}.output_linear", width, hidden, bias)
+            return
+        self.gate = b.linear(f"{name}.gate_proj", hidden, width, bias)
+        self.up = b.linear(f"{name}.up_proj", hidden, width, bias)
+        self.down = b.linear(f"{name}.down_proj", width, hidden, bias)
+
+    def __call__(self, f: Tape, x: Tensor) -> Tensor:
+        """x [..., H] -> [..., H]."""
+        result: Tensor
+        if self.fused:
+            both = self.up(f, x)
+            half = (*both.shape[:-1], self.width)
+            parts = split(f, both, half, half)
+            both = mul(f, activate(f, parts[0], self.act), parts[1])
+            result = self.down(f, both)
+            return result
+        result = self.down(f, mul(f, activate(f, self.gate(f, x), self.act), self.up(f, x)))
+        return result
+
+
+class Moe:
+    """A sparse block: router, experts, and a shared expert where the type has one."""
+
+    def __init__(self, a: Architecture, b: Build, name: str, m: Mixture) -> None:
+        h = a.hidden_size
+        act = str(a.get("hidden_act") or "silu")
+        experts = int(a.get(m.experts) or a.get("num_experts") or a.get("num_local_experts"))
+        width = int(a.get(m.width) or a.get("intermediate_size"))
+        self.mixture = m
+        self.router = make_router(a, b, f"{name}.{m.gate_name}", m, experts)
+        self.experts = Experts(b, f"{name}.experts", experts, h, width, act)
+        self.shared: GatedMlp | None = None
+        inner = shared_width(a, m, width)
+        if m.shared in ("gated", "after", "before") and inner:
+            self.shared = GatedMlp(b, f"{name}.{m.shared_name}", h, inner, act)
+        self.shared_gate = b.linear(f"{name}.shared_expert_gate", h, 1) if m.shared == "gated" else None
+
+    def __call__(self, f: Tape, x: Tensor) -> Tensor:
+        """x [B, S, H] -> [B, S, H]."""
+        b, s, h = x.shape
+        x = x.view(b * s, h)
+        first = self.shared(f, x) if self.shared is not None and self.mixture.shared != "after" else None
+        _, weights, ids = self.router(f, x)
+        out = self.experts(f, x, ids, weights)
+        if self.shared_gate is not None:
+            assert first is not None
+            first = mul(f, saving_output(f, self.shared_gate(f, x)), first)
+            out = add(f, out, first)
+        elif first is not None:
+            out = add(f, out, first)
+        elif self.shared is not None:
+            out = add(f, out, self.shared(f, x))
+        return out.view(b, s, h)
+
+
+def shared_width(a: Architecture, m: Mixture, width: int) -> int:
+    """Width of the shared expert; 0 where the config has none."""
+    field = m.shared_width
+    if field.startswith("*"):
+        return int(a.get(field[1:], 0)) * width
+    return int(a.get(field, 0)) if field else 0
+
+
+def make_router(a: Architecture, b: Build, name: str, m: Mixture, experts: int) -> Router:
+    """The router of a mixture."""
+    k, h = int(a.get("num_experts_per_tok")), a.hidden_size
+    normalise = bool(a.get(m.normalise, False)) if isinstance(m.normalise, str) else m.normalise
+    if m.router == "top-first":
+        return TopFirstRouter(b, name, experts, k, h)
+    if m.router == "sigmoid":
+        return SigmoidRouter(b, name, experts, k, h)
+    if m.router == "grouped":
+        return GroupedRouter(
+            b,
+            name,
+            experts,
+            k,
+            h,
+            groups=int(a.get("n_group", 1)),
+            kept_groups=int(a.get("topk_group", 1)),
+            normalise=normalise,
+        )
+    if m.router == "ernie":
+        return ErnieRouter(b, name, experts, k, h)
+    if m.router == "sparsemixer":
+        return SparseMixerRouter(b, name, experts, k, h)
+    return SoftmaxRouter(b, name, experts, k, h, normalise=normalise, keep_fp32=m.router == "softmax-fp32")
+
+
+class Block:
+    """One decoder layer: attention, then a mixture of experts or a dense gated MLP."""
+
+    def __init__(self, a: Architecture, b: Build, kind: tuple[str, bool], index: int, env: Env) -> None:
+        m = mixture_of(a)
+        s = self.shape = m.shape
+        h = a.hidden_size
+        name = f"model.layers.{index}"
+        self.kind, sparse = kind
+        self.env = env
+        self.attention = Attention(a, b, f"{name}.self_attn", s)
+        act = str(a.get("hidden_act") or "silu")
+        self.mlp: Any
+        if sparse:
+            self.mlp = Moe(a, b, f"{name}.{m.name}", m)
+        else:
+            bias = bool(a.get(s.mlp_bias, False)) if isinstance(s.mlp_bias, str) else s.mlp_bias
+            self.mlp = GatedMlp(b, f"{name}.mlp", h, a.get("intermediate_size"), act, bias=bias)
+        self.beside: GatedMlp | None = None
+        inner = shared_width(a, m, 0)
+        if m.shared == "beside" and inner:
+            self.beside = GatedMlp(b, f"{name}.shared_mlp", h, inner, act, fused=True)
+        names = ("post_attention_layernorm", "post_feedforward_layernorm") if s.norms == "post" else ()
+        names = names or ("input_layernorm", "post_attention_layernorm")
+        self.norms = [Norm(b, f"{name}.{n}", h, s.norm) for n in names]
+
+    def __call__(self, f: Tape, x: Tensor) -> Tensor:
+        """x [B, S, H] -> [B, S, H]."""
+        env, s, norms = self.env, self.shape, self.norms
+        post = s.norms == "post"
+        residual = x
+        if not post:
+            x = norms[0](f, env, x)
+        x = self.attention(f, env, x, self.kind)
+        if post:
+            x = norms[0](f, env, x)
+        x = add(f, residual, scale(f, x) if s.branch_scale else x)
+        residual = x
+        if not post:
+            x = norms[1](f, env, x)
+        if self.beside is None:
+            x = self.mlp(f, x)
+        else:
+            routed = self.mlp(f, x)
+            x = add(f, routed, self.beside(f, x))
+        if post:
+            x = norms[1](f, env, x)
+        return add(f, residual, scale(f, x) if s.branch_scale else x)
+
+
+class Model(LlamaModel):
+    """Embedding, blocks and final norm: ids [B, S] -> hidden states [B, S, H]."""
+
+    def __init__(self, a: Architecture, b: Build, env: Env) -> None:
+        self.a, self.env = a, env
+        m = mixture_of(a)
+        s = self.shape = m.shape
+        rows = b.training.vocab_size or a.vocab_size
+        self.embed = b.embedding("model.embed_tokens", rows, a.hidden_size)
+        self.kinds = layer_kinds(a)
+        layers = [(kind, m.sparse is None or m.sparse(a, i)) for i, kind in enumerate(self.kinds)]
+        self.layers = Stack(b, layers, lambda build, kind, index: Block(a, build, kind, index, env))
+        self.norm = Norm(b, "model.norm", a.hidden_size, s.norm)
+        self.rotary = int((a.get("head_dim") or a.hidden_size // a.get("num_attention_heads")) * partial_rotary(a))
+        b.buffer(self.rotary // 2 * 4)
+        b.buffer(self.rotary // 2 * 4)

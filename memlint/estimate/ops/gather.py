@@ -1,0 +1,99 @@
+"""Choosing rows and values by index: gather of rows, top-k, and the small in-place division of router weights.
+
+The gradient of a choice is zeros of the full shape into which the chosen gradients are put. On real tensors that happens
+in place; a trace on fake tensors makes the zeros and the result two tensors (``areAnyTensorSubclassLike`` in
+torch/csrc/autograd/FunctionsManual.cpp and aten/src/ATen/native/ReduceOpsUtils, 2.13). The reference figures are made so;
+the zeros count as DECOMPOSED, like silu's temporaries, and are left out of the lower bound.
+"""
+
+from __future__ import annotations
+
+from memlint.estimate.engine.pool import DECOMPOSED
+from memlint.estimate.engine.tape import Node, Shape, Tape, Tensor
+
+
+def _put_backward(f: Tape, node: Node, grad: Tensor) -> tuple[Tensor]:
+    zeros = None if f.one_kernel_silu else f.new(node.meta, grad.dtype, DECOMPOSED)
+    out = f.new(node.meta, grad.dtype)
+    del zeros
+    return (out,)
+
+
+def index_rows(f: Tape, x: Tensor, index: Tensor) -> Tensor:
+    """``x[index]`` along the first dimension: a copy of the chosen rows; saves the index (index.Tensor)."""
+    recorded = f.needs(x)
+    saved = f.save(index) if recorded else ()
+    out = f.new((*index.shape, *x.shape[1:]), x.dtype)
+    return f.record(out, _put_backward, (x,), saved, x.shape) if recorded else out
+
+
+def take(f: Tape, x: Tensor, index: Tensor) -> Tensor:
+    """``x.gather(-1, index)``: one value for each index; saves the index (gather)."""
+    recorded = f.needs(x)
+    saved = f.save(index) if recorded else ()
+    out = f.new(index.shape, x.dtype)
+    return f.record(out, _put_backward, (x,), saved, x.shape) if recorded else out
+
+
+def topk(f: Tape, x: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """``torch.topk(x, k, dim=-1)``: values and int64 indices, which it saves."""
+    recorded = f.needs(x)
+    shape = (*x.shape[:-1], k)
+    values, indices = f.new(shape, x.dtype), f.new(shape, "int64")
+    if recorded:
+        f.record(values, _put_backward, (x,), f.save(indices), x.shape)
+    return values, indices
+
+
+def _expand_backward(f: Tape, node: Node, grad: Tensor) -> tuple[Tensor]:
+    # sum_backward: the gradient expanded, a view.
+    return (Tensor(node.meta, grad.dtype, grad.storage),)
+
+
+def sum_last(f: Tape, x: Tensor) -> Tensor:
+    """``x.sum(-1, keepdim=True)``: saves nothing; the gradient is a view."""
+    recorded = f.needs(x)
+    out = f.new((*x.shape[:-1], 1), x.dtype)
+    return f.record(out, _expand_backward, (x,), (), x.shape) if recorded else out
+
+
+def _divide_backward(f: Tape, node: Node, grad: Tensor) -> tuple[Tensor, Tensor]:
+    # div_tensor_self_backward: grad / other; div_tensor_other_backward: -grad * ((self / other) / other).
+    twice, negative = f.like(grad), f.like(grad)
+    other = f.like(grad)
+    del twice, negative
+    return f.like(grad), other
+
+
+def divide_in_place(f: Tape, x: Tensor, divisor: Tensor) -> Tensor:
+    """``x /= divisor``: the same storage; the old value is cloned and saved for the divisor's gradient."""
+    if not f.needs(x, divisor):
+        return x
+    saved = f.save(f.like(x), divisor)
+    return f.record(Tensor(x.shape, x.dtype, x.storage), _divide_backward, (x, divisor), saved)
+
+
+def divide(f: Tape, x: Tensor, divisor: Tensor) -> Tensor:
+    """``x / divisor`` of two tensors: saves both."""
+    recorded = f.needs(x, divisor)
+    saved = f.save(x, divisor) if recorded else ()
+    out = f.like(x)
+    return f.record(out, _divide_backward, (x, divisor), saved) if recorded else out
+
+
+def normalised(f: Tape, x: Tensor) -> Tensor:
+    """``x /= x.sum(-1, keepdim=True)``."""
+    return divide_in_place(f, x, sum_last(f, x))
+
+
+def _grouped_sum_backward(f: Tape, node: Node, grad: Tensor) -> tuple[Tensor]:
+    # The expanded gradient of sum(dim=1) has to be copied to be seen as [T * k, H] (view_backward: reshape).
+    shape: Shape = node.meta
+    return (f.new(shape, grad.dtype),)
+
+
+def sum_groups(f: Tape, x: Tensor, groups: int) -> Tensor:
+    """``x.view(T, k, H).sum(dim=1)`` of x [T * k, H]."""
+    recorded = f.needs(x)
+    out = f.new((x.shape[0] // groups, *x.shape[1:]), x.dtype)
+    return f.record(out, _grouped_sum_backward, (x,), (), x.shape) if recorded else out
