@@ -133,3 +133,43 @@ def test_a_thousand_mixed_files_take_less_than_three_seconds(project):
     for number in range(1000):
         (folder / f"{number}.yaml").write_text(kinds[number % 5])
     assert seconds([sys.executable, "-m", "memlint", "check", "many", "--target", "80GiB"], project, 1) < 3
+
+
+AXOLOTL = """\
+base_model: Qwen/Qwen3-0.6B
+sequence_len: 1024
+micro_batch_size: 1
+optimizer: adamw_torch
+bf16: true
+datasets:
+  - path: tatsu-lab/alpaca
+    type: alpaca
+output_dir: out
+num_epochs: 1
+"""
+
+
+def script(name):
+    path = Path(sys.executable).with_name(name)
+    if not path.exists():
+        pytest.skip(f"{name} is not installed beside this Python")
+    return str(path)
+
+
+def ratio(project, other):
+    """Processor time of checking one real config, over that of another linter on the same file."""
+    (project / "train.yaml").write_text(AXOLOTL)
+    command = [sys.executable, "-m", "memlint", "check", "train.yaml", "--target", "80GiB"]
+    return seconds(command, project, 8) / seconds(other, project, 8)
+
+
+def test_one_file_takes_no_longer_than_yamllint(project):
+    other = [script("yamllint"), "train.yaml"]
+    # A busy machine disturbs single measurements: the bar holds when one of three comparisons is undisturbed.
+    assert any(ratio(project, other) <= 1.0 for _ in range(3))
+
+
+def test_one_file_takes_clearly_less_than_check_jsonschema(project):
+    schema = Path(__file__).parents[2] / "schemas" / "settings.schema.json"
+    other = [script("check-jsonschema"), "--schemafile", str(schema), "train.yaml"]
+    assert ratio(project, other) < 0.6
