@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from memlint.errors import UserError
+from memlint.measure.trace.settings import TraceSettings
 
 HEADS = {
     "causal": "AutoModelForCausalLM",
@@ -51,19 +52,20 @@ def make_model(config: Any, *, head: str, dtype: torch.dtype, attention: str) ->
     return model
 
 
-def make_inputs(config: Any, *, head: str, batch: int, seq: int, target_seq: int | None = None, padding: bool = False) -> dict[str, Any]:
+def make_inputs(config: Any, settings: TraceSettings) -> dict[str, Any]:
     """Token ids and labels of one full batch, as int64 on the fake device."""
 
     def tokens(*shape: int) -> torch.Tensor:
         return torch.empty(shape, dtype=torch.long, device="cuda")
 
+    batch, seq = settings.batch, settings.seq
     inputs: dict[str, Any] = {"input_ids": tokens(batch, seq)}
-    if head == "seqcls":
+    if settings.head == "seqcls":
         inputs["labels"] = tokens(batch)
-    elif head == "seq2seq":
-        inputs["labels"] = tokens(batch, target_seq or seq)
+    elif settings.head == "seq2seq":
+        inputs["labels"] = tokens(batch, settings.target_seq or seq)
     else:
         inputs["labels"] = tokens(batch, seq)
-    if padding:
+    if settings.padding:
         inputs["attention_mask"] = tokens(batch, seq)
     return inputs

@@ -45,9 +45,27 @@ def cuda_choices(recorder: Recorder, *, padding: bool = False) -> Iterator[None]
         put(torch.cuda, "current_device", lambda: 0)
         for module in [m for n, m in list(sys.modules.items()) if n.startswith("torch.optim.") and hasattr(m, "_get_value")]:
             put(module, "_get_value", _number)
+        put(torch.nn.Module, "_apply", _apply)
         put(import_utils, "is_fake_tensor", lambda value: False)
         put(masking_utils, "fast_all", lambda tensor: not padding)
         yield
+
+
+def _apply(self: torch.nn.Module, fn: Any, recurse: bool = True) -> torch.nn.Module:
+    """``Module._apply`` without swapping tensor contents, which fake tensors refuse (PEFT moves its adapters with it)."""
+    if recurse:
+        for child in self.children():
+            child._apply(fn)
+    for name, parameter in self._parameters.items():
+        if parameter is not None:
+            with torch.no_grad():
+                applied = fn(parameter)
+            if applied is not parameter:
+                self._parameters[name] = torch.nn.Parameter(applied, parameter.requires_grad)
+    for name, buffer in self._buffers.items():
+        if buffer is not None:
+            self._buffers[name] = fn(buffer)
+    return self
 
 
 def _number(value: Any) -> Any:

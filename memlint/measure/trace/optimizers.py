@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from memlint.measure.trace.phases import local
+
 
 class Adam8bit(torch.optim.Optimizer):
     """bitsandbytes' block-wise 8-bit AdamW as far as memory goes.
@@ -32,11 +34,12 @@ class Adam8bit(torch.optim.Optimizer):
                 if not self.maps:
                     self.maps = [torch.empty(256, device=parameter.device) for _ in range(2)]
                 state = self.state[parameter]
-                small = parameter.numel() < self.minimum
+                tensor = local(parameter)
+                small = tensor.numel() < self.minimum
                 for name in ("state1", "state2"):
-                    state[name] = torch.zeros_like(parameter, dtype=torch.float32 if small else torch.uint8)
+                    state[name] = torch.zeros_like(tensor, dtype=torch.float32 if small else torch.uint8)
                 if not small:
-                    blocks = -(-parameter.numel() // self.block)
+                    blocks = -(-tensor.numel() // self.block)
                     for name in ("absmax1", "absmax2"):
                         state[name] = torch.zeros(blocks, dtype=torch.float32, device=parameter.device)
 

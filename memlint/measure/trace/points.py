@@ -23,8 +23,8 @@ FIGURES = (
 )  # fmt: skip
 
 
-def trace_point(point: dict[str, Any], layers: int | None = None) -> TraceResult:
-    """Trace one row of ``points.jsonl``."""
+def trace_point(point: dict[str, Any], every_layer: bool = True) -> TraceResult:
+    """Trace one row of ``points.jsonl``, all its layers or carried on from a few."""
     return trace_model(
         {"model_type": point["model_type"], **point["config"]},
         head=point["head"],
@@ -34,6 +34,7 @@ def trace_point(point: dict[str, Any], layers: int | None = None) -> TraceResult
         checkpointing=point["ckpt"],
         optimizer=point["optim"],
         attention=point["attn"],
+        every_layer=every_layer,
     )
 
 
@@ -53,6 +54,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--points", required=True)
     parser.add_argument("--id", action="append", default=[], help="point to trace, repeatable; all when absent")
     parser.add_argument("--model", action="append", default=[], help="trace the points of this model or model type")
+    parser.add_argument("--every-layer", action="store_true", help="trace all layers instead of carrying on from a few")
     parser.add_argument("--events", metavar="FILE", help="write every allocation and free of the second step")
     parser.add_argument("--saved", action="store_true", help="list what forward keeps for backward")
     parser.add_argument("--full", action="store_true", help="print equal figures too")
@@ -69,7 +71,7 @@ def main(argv: list[str] | None = None) -> int:
         start = time.monotonic()
         name = f"{point['id']} {point['model']} b{point['batch']} s{point['seq']} {point['precision']} {point['optim']} {point['attn']} ckpt={point['ckpt']}"
         try:
-            result = trace_point(point)
+            result = trace_point(point, options.every_layer or bool(options.events) or options.saved)
         except Exception as error:
             failed += 1
             if options.id:

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+import torch.distributed.tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from memlint.measure.trace.workspace import workspace_bytes
@@ -59,6 +60,19 @@ class Peak:
 
 
 @dataclass(slots=True)
+class Op:
+    """An operator that took memory: level with its outputs and scratch, and the number of events until then."""
+
+    step: int
+    phase: str
+    name: str
+    module: str
+    live: int
+    workspace: int
+    event: int
+
+
+@dataclass(slots=True)
 class Event:
     """One allocation (``sign`` +1) or free (-1) as it happened; ``live`` is the level after it."""
 
@@ -76,6 +90,7 @@ class Mark:
     step: int
     phase: str
     peak: Peak
+    start_event: int = 0
     end_bytes: int = 0
     end_event: int = 0
 
@@ -84,11 +99,13 @@ class Mark:
 class Recorder:
     """The account of one trace: live bytes, events, and a peak for each phase of each step."""
 
+    progress: Callable[[str], None] | None = None
     live: int = 0
     step: int = 0
     phase: str = "build"
     op: str = ""
     events: list[Event] = field(default_factory=list)
+    ops: list[Op] = field(default_factory=list)
     marks: list[Mark] = field(default_factory=list)
     storages: dict[int, Storage] = field(default_factory=dict)
     """Live storages by the address of the StorageImpl."""
@@ -97,6 +114,10 @@ class Recorder:
     """Path of the module whose forward runs, innermost last."""
     paths: dict[int, str] = field(default_factory=dict)
     """Autograd sequence number -> module path, so that a backward operator can be named after its forward."""
+    recomputed_paths: dict[int, str] = field(default_factory=dict)
+    """The same for nodes made in backward: PyTorch counts them anew in each thread."""
+    graph: int = -1
+    """Number of the outermost backward; reentrant checkpointing runs others inside it."""
     parameters: set[int] = field(default_factory=set)
     """Addresses of parameter storages; a 16-bit copy of one is a cast weight."""
     kernels: dict[str, int] = field(default_factory=dict)
@@ -109,9 +130,12 @@ class Recorder:
             self.marks[-1].end_bytes = self.live
             self.marks[-1].end_event = len(self.events)
         self.phase = phase
+        self.graph = -1
         if step is not None:
             self.step = step
-        self.marks.append(Mark(self.step, phase, Peak(self.live, 0, "", "", len(self.events))))
+        if self.progress is not None:
+            self.progress(f"step {abs(self.step)}: {phase}" if self.step else phase)
+        self.marks.append(Mark(self.step, phase, Peak(self.live, 0, "", "", len(self.events)), len(self.events)))
 
     def mark(self, step: int, phase: str) -> Mark:
         """Return the mark of a phase. Raises KeyError when it did not take place."""
@@ -120,6 +144,12 @@ class Recorder:
                 return mark
         raise KeyError(phase)
 
+    def note_parameters(self, parameters: Iterable[torch.Tensor]) -> None:
+        """Remember which storages are parameters."""
+        for parameter in parameters:
+            tensor: Any = parameter.to_local() if hasattr(parameter, "to_local") else parameter
+            self.parameters.add(tensor.untyped_storage()._cdata)
+
     def module(self, backward: bool) -> str:
         """Path of the module that the running operator belongs to."""
         if self.modules:
@@ -127,7 +157,11 @@ class Recorder:
         if backward:
             node = torch._C._current_autograd_node()
             if node is not None:
-                return self.paths.get(node._sequence_nr(), "")
+                number = torch._C._current_graph_task_id()
+                if self.graph < 0:
+                    self.graph = number
+                paths = self.paths if number == self.graph else self.recomputed_paths
+                return paths.get(node._sequence_nr(), "")
         return ""
 
     def observe(self, name: str, outputs: Any, args: Any, kwargs: Any) -> None:
@@ -138,7 +172,7 @@ class Recorder:
             if tensor.device.type != "cuda":
                 continue
             storage = tensor.untyped_storage()
-            if storage._cdata in self.storages:
+            if storage._cdata in self.storages or storage.nbytes() == 0:
                 continue
             if module is None:
                 module = self.module(self.phase == "backward")
@@ -147,10 +181,13 @@ class Recorder:
                 source = args[0].untyped_storage()._cdata
                 self.storages[storage._cdata].cast = source in self.parameters
         extra = workspace_bytes(name, args, kwargs, outputs)
-        if self.marks and self.live + extra > self.marks[-1].peak.bytes:
-            if module is None:
-                module = self.module(self.phase == "backward")
-            self.marks[-1].peak = Peak(self.live + extra, extra, name, module, len(self.events))
+        if module is None and not extra:
+            return
+        module = self.module(self.phase == "backward") if module is None else module
+        level, event = self.live + extra, len(self.events)
+        self.ops.append(Op(self.step, self.phase, name, module, level, extra, event))
+        if self.marks and level > self.marks[-1].peak.bytes:
+            self.marks[-1].peak = Peak(level, extra, name, module, event)
 
     def born(self, name: str, storage: Any, tensor: torch.Tensor, module: str) -> Storage:
         """Open the account of a storage that is new."""
@@ -172,13 +209,33 @@ class Recorder:
         self.storages[key] = record
         self.live += size
         self.events.append(Event(1, record, self.phase, name, self.live))
-        self.references[key] = weakref.ref(storage, lambda _, key=key: self.freed(key))
+        if key not in self.references:
+            self.references[key] = weakref.ref(storage, lambda _, key=key: self.gone(key))
         return record
 
+    def gone(self, key: int) -> None:
+        """The storage object itself has ended."""
+        del self.references[key]
+        if key in self.storages:
+            self.freed(key)
+
+    def resized(self, tensor: torch.Tensor) -> None:
+        """Follow a storage that was emptied or refilled in place (FSDP's gathered parameters)."""
+        storage = tensor.untyped_storage()
+        if storage._cdata in self.storages:
+            self.op = "storage::resize_"
+            self.freed(storage._cdata)
+        if storage.nbytes():
+            module = self.module(self.phase == "backward")
+            self.born("storage::resize_", storage, tensor, module)
+            self.ops.append(Op(self.step, self.phase, "storage::resize_", module, self.live, 0, len(self.events)))
+            peak = self.marks[-1].peak
+            if self.live > peak.bytes:
+                self.marks[-1].peak = Peak(self.live, 0, "storage::resize_", module, len(self.events))
+
     def freed(self, key: int) -> None:
-        """Close the account of a storage whose last owner let go."""
+        """Close the account of a storage."""
         record = self.storages.pop(key)
-        self.references.pop(key, None)
         record.died = len(self.events)
         self.live -= record.bytes
         self.events.append(Event(-1, record, self.phase, self.op, self.live))
@@ -214,6 +271,8 @@ class RecordingMode(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run ``func`` and record what it made."""
+        if any(issubclass(kind, torch.distributed.tensor.DTensor) for kind in types):
+            return NotImplemented  # taken apart into this rank's tensors first
         kwargs = kwargs or {}
         if func is torch.ops.aten._local_scalar_dense.default and args[0].dtype == torch.bool:
             # Checks such as "is nothing masked?", "are rows not packed?": their answer is declared, not computed.
@@ -225,7 +284,8 @@ class RecordingMode(TorchDispatchMode):
             torch._C._set_only_lift_cpu_tensors(True)
         recorder = self.recorder
         if recorder.modules and torch.is_grad_enabled():
-            recorder.paths[torch.autograd._get_sequence_nr() - 1] = recorder.modules[-1]
+            paths = recorder.recomputed_paths if recorder.phase == "backward" else recorder.paths
+            paths[torch.autograd._get_sequence_nr() - 1] = recorder.modules[-1]
         if func is torch.ops.aten.add.Tensor and recorder.phase == "backward" and _accumulates_in_place(args, kwargs):
             func = torch.ops.aten.add_.Tensor
         outputs = _grouped_mm(func, args, kwargs) if func is torch.ops.aten._grouped_mm.default else func(*args, **kwargs)

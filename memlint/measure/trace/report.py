@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from memlint.measure.trace.result import TraceResult, _component
+from memlint.measure.trace.result import TraceResult, component_of
 
 
 def saved_table(result: TraceResult) -> str:
@@ -33,5 +33,5 @@ def write_events(result: TraceResult, path: str) -> None:
             s = event.storage
             stream.write(
                 f"{number}\t{event.phase}\t{'+' if event.sign > 0 else '-'}\t{s.bytes}\t{event.live}\t{s.number}\t"
-                f"{_component(s, forward_end, 0)}\t{s.op}\t{list(s.shape)}\t{s.dtype}\t{s.module}\t{event.op}\n"
+                f"{component_of(s, forward_end, 0)}\t{s.op}\t{list(s.shape)}\t{s.dtype}\t{s.module}\t{event.op}\n"
             )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from memlint.measure.trace.recorder import Peak, Recorder, Storage
 
@@ -43,17 +42,35 @@ class TraceResult:
     saved: list[Storage]
     """What forward left alive for backward, oldest first."""
     recorder: Recorder
+    steps: int
+    forward_end_event: int
+    vocabulary: int
+    extended_from: tuple[int, int] | None = None
+    """Layers of the two shallow traces that this was carried on from; None when every layer was traced."""
 
 
-def summarise(recorder: Recorder, model: Any, steps: int, marks: dict[str, int], vocabulary: int) -> TraceResult:
-    """Sum up step ``steps`` of a finished trace."""
+def breakdown_at(result: TraceResult, event: int, workspace: int) -> dict[str, int]:
+    """Live bytes by component after the first ``event`` events."""
+    totals: dict[str, int] = {}
+    for storage in result.recorder.alive(event):
+        name = component_of(storage, result.forward_end_event, result.vocabulary)
+        totals[name] = totals.get(name, 0) + storage.bytes
+    if workspace:
+        totals["kernel_workspace"] = workspace
+    return totals
+
+
+def summarise(
+    recorder: Recorder, counted: list[tuple[int, bool]], steps: int, marks: dict[str, int], vocabulary: int
+) -> TraceResult:
+    """Sum up step ``steps`` of a finished trace; ``counted`` holds elements and trainability of each parameter."""
     begin, end, backward = marks["begin"], marks["forward_end"], marks["backward_end"]
 
     def level(event: int) -> int:
         return recorder.events[event - 1].live if event else 0
 
     def component(storage: Storage) -> str:
-        return _component(storage, end, vocabulary)
+        return component_of(storage, end, vocabulary)
 
     def breakdown(peak: Peak) -> dict[str, int]:
         totals: dict[str, int] = {}
@@ -76,10 +93,9 @@ def summarise(recorder: Recorder, model: Any, steps: int, marks: dict[str, int],
         return sum(storage.bytes for storage in storages if component(storage) == name)
 
     cast = total(saved, "cast_weights")
-    every = list(model.parameters())
     return TraceResult(
-        parameters=sum(p.numel() for p in every),
-        trainable_parameters=sum(p.numel() for p in every if p.requires_grad),
+        parameters=sum(count for count, _ in counted),
+        trainable_parameters=sum(count for count, trained in counted if trained),
         peak_bytes=top.peak.bytes,
         peak_phase=top.phase,
         peak_op=top.peak.op,
@@ -104,10 +120,14 @@ def summarise(recorder: Recorder, model: Any, steps: int, marks: dict[str, int],
         sdpa_backend=dict(recorder.kernels),
         saved=saved,
         recorder=recorder,
+        steps=steps,
+        forward_end_event=end,
+        vocabulary=vocabulary,
     )
 
 
-def _component(storage: Storage, forward_end: int, vocabulary: int) -> str:
+def component_of(storage: Storage, forward_end: int, vocabulary: int) -> str:
+    """Name the component a storage belongs to, from what it was used for and when it lived."""
     if storage.component:
         return storage.component
     if storage.cast:

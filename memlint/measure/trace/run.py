@@ -1,139 +1,143 @@
-"""Trace two training steps of a transformers model on fake CUDA tensors."""
+"""Trace training steps of a transformers model on fake CUDA tensors."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
-from unittest import mock
 
 import torch
 from torch._subclasses import FakeTensorMode
 
+from memlint.measure.trace.adapters import add_lora, train_in
 from memlint.measure.trace.build import DTYPES, make_config, make_inputs, make_model
 from memlint.measure.trace.cuda_choices import cuda_choices
+from memlint.measure.trace.extend import choose_depths, extend, layer_kinds, shallow
 from memlint.measure.trace.guard import install_idle_cuda
 from memlint.measure.trace.optimizers import OPTIMIZERS
+from memlint.measure.trace.phases import label, loss_phase, module_paths
 from memlint.measure.trace.recorder import Recorder, RecordingMode
 from memlint.measure.trace.result import TraceResult, summarise
+from memlint.measure.trace.settings import TraceSettings
+from memlint.measure.trace.sharding import fake_ranks, shard
+
+Progress = Callable[[str], None]
 
 
 def trace_model(
-    hf_config: Mapping[str, Any],
-    *,
-    head: str = "causal",
-    batch: int,
-    seq: int,
-    precision: str = "bf16",
-    checkpointing: str = "none",
-    optimizer: str = "adamw",
-    attention: str = "sdpa",
-    max_grad_norm: float | None = 1.0,
-    target_seq: int | None = None,
-    padding: bool = False,
-    steps: int = 2,
+    hf_config: Mapping[str, Any], *, precision: str = "bf16", every_layer: bool = True, **settings: Any
 ) -> TraceResult:
-    """Build the model of ``hf_config``, run ``steps`` training steps on fake tensors and return the account of the last.
+    """Trace the model of ``hf_config``; ``settings`` are fields of :class:`TraceSettings`.
 
-    precision: fp32, bf16, fp16, bf16-autocast or fp16-autocast. checkpointing: none, nonreentrant or reentrant.
+    precision: fp32, bf16, fp16 (weights and compute), bf16-autocast or fp16-autocast (fp32 weights).
     """
-    install_idle_cuda()
-    recorder = Recorder()
-    weights, _, autocast = precision.partition("-")
-    dtype = DTYPES["fp32" if autocast else weights]
+    dtype, _, autocast = precision.partition("-")
+    chosen = TraceSettings(weights="fp32" if autocast else dtype, autocast=dtype if autocast else None, **settings)
+    return trace(hf_config, chosen, every_layer=every_layer)
+
+
+def trace(
+    hf_config: Mapping[str, Any],
+    settings: TraceSettings,
+    *,
+    every_layer: bool = False,
+    progress: Progress | None = None,
+) -> TraceResult:
+    """Trace the model of ``hf_config`` and return the account of the last step.
+
+    Unless ``every_layer`` is set, a deep model is traced at two shallow depths and carried on to its own.
+    Raises UserError for a model or setting that cannot be traced.
+    """
     config = make_config(hf_config)
-    with cuda_choices(recorder, padding=padding), FakeTensorMode(allow_non_fake_inputs=True), RecordingMode(recorder, padding=padding):
+    special_ends = settings.shards > 1 or settings.lora is not None or bool(settings.freeze)
+    depths = None if every_layer else choose_depths(layer_kinds(config), 2 if special_ends else 1)
+    if depths is not None:
+        low = _trace_once(shallow(hf_config, config, depths.low), settings, progress)
+        high = _trace_once(shallow(hf_config, config, depths.high), settings, progress)
+        carried = extend(low, high, depths)
+        if carried is not None:
+            return carried
+    return _trace_once(hf_config, settings, progress)
+
+
+def _trace_once(hf_config: Mapping[str, Any], settings: TraceSettings, progress: Progress | None) -> TraceResult:
+    install_idle_cuda()
+    recorder = Recorder(progress)
+    config = make_config(hf_config)
+    autocast = DTYPES[settings.autocast] if settings.autocast else None
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(cuda_choices(recorder, padding=settings.padding))
+        mesh = stack.enter_context(fake_ranks(recorder, settings.shards)) if settings.shards > 1 else None
+        stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
+        stack.enter_context(RecordingMode(recorder, padding=settings.padding))
         recorder.enter("build", 0)
-        model = make_model(config, head=head, dtype=dtype, attention=attention)
+        model = make_model(config, head=settings.head, dtype=DTYPES[settings.weights], attention=settings.attention)
+        counted = [(p.numel(), p.requires_grad) for p in model.parameters()]
         model.train()
-        if checkpointing != "none":
-            model.gradient_checkpointing_enable({"use_reentrant": checkpointing == "reentrant"})
+        if settings.checkpointing != "none":
+            model.gradient_checkpointing_enable({"use_reentrant": settings.checkpointing == "reentrant"})
+        for name, parameter in model.named_parameters():
+            if any(fragment in name for fragment in settings.freeze):
+                parameter.requires_grad_(False)
+        stack.enter_context(loss_phase(recorder, model))
+        if settings.lora is not None:
+            model = add_lora(model, settings.lora)
+        if settings.trainable_weights is not None:
+            train_in(model, DTYPES[settings.trainable_weights])
+        counted = [(p.numel(), p.requires_grad) for p in model.parameters()]
+        if mesh is not None:
+            shard(model, mesh, settings)
         parameters = [p for p in model.parameters() if p.requires_grad]
-        recorder.parameters = {p.untyped_storage()._cdata for p in model.parameters()}
-        _label(recorder, [p for p in model.parameters()], "params")
-        _label(recorder, list(model.buffers()), "buffers")
-        inputs = make_inputs(config, head=head, batch=batch, seq=seq, target_seq=target_seq, padding=padding)
-        _label(recorder, list(inputs.values()), "inputs")
-        driver = OPTIMIZERS[optimizer](parameters)
-        marks: dict[str, int] = {}
-        with _module_paths(recorder, model), _loss_phase(recorder, model):
-            for number in range(1, steps + 1):
-                marks["begin"] = len(recorder.events)
-                recorder.enter("forward", number)
-                with torch.autocast("cuda", DTYPES[weights]) if autocast else contextlib.nullcontext():
-                    outputs = model(**inputs)
-                    loss = outputs.loss
-                    del outputs
-                marks["forward_end"] = len(recorder.events)
-                recorder.enter("backward")
-                loss.backward()
-                marks["backward_end"] = len(recorder.events)
-                _label(recorder, [p.grad for p in parameters if p.grad is not None], "grads")
-                del loss
-                recorder.enter("clip")
-                if max_grad_norm is not None:
-                    torch.nn.utils.clip_grad_norm_(parameters, max_grad_norm, foreach=True)
-                recorder.enter("optimizer")
-                driver.step()
-                _label(recorder, [s for state in driver.state.values() for s in state.values()], "optim")
-                _label(recorder, getattr(driver, "maps", []), "optim")
-                recorder.enter("zero_grad")
-                driver.zero_grad(set_to_none=True)
+        recorder.note_parameters(model.parameters())
+        label(recorder, model.parameters(), "params")
+        label(recorder, model.buffers(), "buffers")
+        driver = OPTIMIZERS[settings.optimizer](parameters)
+        stack.enter_context(module_paths(recorder, model))
+        marks = {}
+        for number in range(1, settings.steps + 1):
+            marks = _step(recorder, model, parameters, driver, config, settings, autocast, number)
         recorder.enter("end")
         vocabulary = getattr(config.get_text_config(), "vocab_size", 0)
-        return summarise(recorder, model, steps, marks, vocabulary)
+        return summarise(recorder, counted, settings.steps, marks, vocabulary)
 
 
-def _label(recorder: Recorder, tensors: list[Any], component: str) -> None:
-    for tensor in tensors:
-        if isinstance(tensor, torch.Tensor):
-            record = recorder.storages.get(tensor.untyped_storage()._cdata)
-            if record is not None and not record.component:
-                record.component = component
-
-
-@contextlib.contextmanager
-def _module_paths(recorder: Recorder, model: Any) -> Iterator[None]:
-    names = {module: name or type(module).__name__ for name, module in model.named_modules()}
-    stack = recorder.modules
-
-    def before(module: Any, args: Any) -> None:
-        stack.append(names.get(module, type(module).__name__))
-
-    def after(module: Any, args: Any, output: Any) -> None:
-        stack.pop()
-
-    hooks = []
-    for module in names:
-        hooks.append(module.register_forward_pre_hook(before))
-        hooks.append(module.register_forward_hook(after, always_call=True))
-    try:
-        yield
-    finally:
-        for hook in hooks:
-            hook.remove()
-
-
-LOSSES = ("cross_entropy", "mse_loss", "binary_cross_entropy_with_logits")
-
-
-@contextlib.contextmanager
-def _loss_phase(recorder: Recorder, model: Any) -> Iterator[None]:
-    """Enter the phase ``loss`` when transformers' loss function, or a loss inside the model's forward, is called."""
-
-    def entering(inner: Any) -> Any:
-        def loss(*args: Any, **kwargs: Any) -> Any:
-            if recorder.phase == "forward":
-                recorder.enter("loss")
-            return inner(*args, **kwargs)
-
-        return loss
-
-    with contextlib.ExitStack() as stack:
-        for name in LOSSES:
-            function = getattr(torch.nn.functional, name)
-            stack.enter_context(mock.patch.object(torch.nn.functional, name, entering(function)))
-        inner = getattr(model, "loss_function", None)
-        if inner is not None:
-            model.loss_function = entering(inner)
-        yield
+def _step(
+    recorder: Recorder,
+    model: Any,
+    parameters: list[Any],
+    driver: Any,
+    config: Any,
+    settings: TraceSettings,
+    autocast: torch.dtype | None,
+    number: int,
+) -> dict[str, int]:
+    """One optimizer step; of several micro batches the last is followed, gradients alive under it."""
+    marks: dict[str, int] = {}
+    for micro in range(min(settings.accumulation, 2)):
+        last = micro == min(settings.accumulation, 2) - 1
+        inputs = make_inputs(config, settings)
+        label(recorder, inputs.values(), "inputs")
+        marks["begin"] = len(recorder.events)
+        recorder.enter("forward", number if last else -number)
+        with torch.autocast("cuda", autocast) if autocast else contextlib.nullcontext():
+            outputs = model(**inputs)
+            loss = outputs.loss
+            del outputs
+        marks["forward_end"] = len(recorder.events)
+        recorder.enter("backward")
+        loss.backward()
+        marks["backward_end"] = len(recorder.events)
+        label(recorder, [p.grad for p in parameters if p.grad is not None], "grads")
+        del loss
+        if not last:
+            del inputs
+    recorder.enter("clip")
+    if settings.max_grad_norm is not None:
+        torch.nn.utils.clip_grad_norm_(parameters, settings.max_grad_norm, foreach=True)
+    recorder.enter("optimizer")
+    driver.step()
+    label(recorder, [value for state in driver.state.values() for value in state.values()], "optim")
+    label(recorder, getattr(driver, "maps", []), "optim")
+    recorder.enter("zero_grad")
+    driver.zero_grad(set_to_none=True)
+    return marks

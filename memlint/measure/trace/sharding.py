@@ -1,0 +1,84 @@
+"""FSDP2 on one machine: PyTorch's own ``fully_shard`` over a process group of ranks that do not exist.
+
+The ``fake`` backend answers every collective at once, so this process is rank 0 of any world size and its buffers are
+the real ones: sharded parameters, all-gather outputs, reduce-scatter inputs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+from unittest import mock
+
+import torch
+
+from memlint.measure.trace.build import DTYPES
+from memlint.measure.trace.recorder import Recorder
+from memlint.measure.trace.settings import TraceSettings
+
+
+class _Idle:
+    """A CUDA stream, event or context that does nothing and is always done."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        pass
+
+    def __enter__(self) -> _Idle:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        return None
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return lambda *args, **kwargs: self
+
+
+@contextlib.contextmanager
+def fake_ranks(recorder: Recorder, world: int) -> Iterator[Any]:
+    """Be rank 0 of ``world`` ranks; yields their device mesh. Storage that FSDP2 empties and refills is followed."""
+    import torch.distributed as dist
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp._fully_shard import _fsdp_param
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    def following(inner: Any) -> Any:
+        def resize(tensor: torch.Tensor, *args: Any) -> None:
+            inner(tensor, *args)
+            recorder.resized(tensor)
+
+        return resize
+
+    with contextlib.ExitStack() as stack:
+        put = lambda owner, name, value: stack.enter_context(mock.patch.object(owner, name, value))  # noqa: E731
+        for name in ("Stream", "Event", "stream"):
+            put(torch.cuda, name, _Idle)
+        for name in ("current_stream", "default_stream"):
+            put(torch.cuda, name, lambda *args: _Idle())
+        put(torch.cuda, "set_device", lambda device: None)
+        put(torch.cuda, "device_count", lambda: 1)
+        put(torch.cuda, "is_initialized", lambda: True)
+        put(torch.cuda, "synchronize", lambda *args: None)
+        for name in ("alloc_storage", "free_storage"):
+            put(_fsdp_param, name, following(getattr(_fsdp_param, name)))
+        dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=world)
+        try:
+            yield init_device_mesh("cuda", (world,))
+        finally:
+            dist.destroy_process_group()
+
+
+def shard(model: Any, mesh: Any, settings: TraceSettings) -> None:
+    """Shard every layer that transformers does not split, then the rest as one unit."""
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+    half = DTYPES[settings.autocast] if settings.autocast else None
+    policy = MixedPrecisionPolicy(param_dtype=half, reduce_dtype=half)
+    whole = set(getattr(model, "_no_split_modules", None) or getattr(model.get_base_model(), "_no_split_modules", None) or ())
+    options: dict[str, Any] = {"mesh": mesh, "mp_policy": policy, "reshard_after_forward": settings.reshard_after_forward}
+    for module in model.modules():
+        if type(module).__name__ in whole:
+            fully_shard(module, **options)
+    fully_shard(model, **options)
