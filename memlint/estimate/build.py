@@ -64,6 +64,8 @@ class Build:
         self.buffer_bytes = 0
         self.frozen = False
         """The part under construction is frozen whatever its name (a reference model, a frozen tower)."""
+        self.reference = False
+        """The model under construction is a frozen copy that only gives reference log-probabilities."""
         self.layer_frozen = False
         method = job.training.method
         self.adapter = method not in ("full", "freeze")
@@ -71,7 +73,7 @@ class Build:
 
     def _trainable(self, name: str, *, adapter: bool = False) -> bool:
         training = self.training
-        if self.frozen:
+        if self.frozen or self.reference:
             return False
         if adapter:
             return True
@@ -102,7 +104,7 @@ class Build:
         grad_dtype = (self.training.precision.gradients or dtype) if trainable else dtype
         size = prod(shape) * DTYPE_BYTES[dtype]
         self.records.append(
-            Record(name, shape, dtype, trainable, grad_dtype, self.count, (size,), base=not adapter)
+            Record(name, shape, dtype, trainable, grad_dtype, self.count, (size,), base=not (adapter or self.reference))
         )
         if trainable and self.adapter and not adapter:
             # PEFT's ModulesToSaveWrapper trains a copy and keeps the original beside it (peft 0.21 utils/other.py).
@@ -130,14 +132,15 @@ class Build:
     def linear(self, name: str, inputs: int, outputs: int, bias: bool = False) -> Any:
         """nn.Linear(inputs, outputs, bias), or what the job's method puts in its place."""
         quantization = self.training.quantization
-        if quantization is not None and not self.frozen and not any(_named(s, name) for s in quantization.skip):
+        plain = self.frozen or self.reference
+        if quantization is not None and not plain and not any(_named(s, name) for s in quantization.skip):
             weight: Weight | QuantizedWeight = self._quantized(name, outputs, inputs)
         else:
             weight = self.parameter(f"{name}.weight", outputs, inputs)
         offset = self.parameter(f"{name}.bias", outputs) if bias else None
         base = Linear(weight, offset) if isinstance(weight, Weight) else weight.module(offset)
         lora = self.lora
-        if lora is None or self.frozen or not matches(lora.targets, name, self.job.architecture):
+        if lora is None or plain or not matches(lora.targets, name, self.job.architecture):
             return base
         return LoraLinear.build(self, name, base, inputs, outputs, lora)
 

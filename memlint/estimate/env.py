@@ -43,8 +43,8 @@ class Env:
     liger: frozenset[str]
     state: dict[str, Any] = field(default_factory=dict)
     left: Tensor | None = None
-    """A second output of the layer that has just run (attention weights of bloom, falcon, mpt): the model's loop variable
-    holds it until the next layer returns."""
+    """A second output of the layer that has just run (attention weights of bloom, falcon, mpt): the model's loop
+    variable holds it until the next layer returns."""
 
     @classmethod
     def of(cls, job: TrainingJob, capability: tuple[int, int] | None) -> Env:
@@ -88,7 +88,9 @@ class Env:
             runs.append(True)
             return out
 
-        return f.checkpoint(run, inputs, reentrant=self.checkpointing.reentrant)
+        options = self.checkpointing
+        offload = options.offload or options.mode == "offload"
+        return f.checkpoint(run, inputs, reentrant=options.reentrant, offload=offload)
 
     def mask(self, f: Tape, rows: int, length: int, dtype: str, window: int | None = None) -> Tensor | None:
         """The attention mask that transformers 5.24 makes once per kind of layer (masking_utils.py), or None.
@@ -136,7 +138,9 @@ class Env:
 
 
 NO_SDPA = ("gemma2",)
-"""Model types for which transformers 5.24 refuses scaled_dot_product_attention (soft-capping) and runs eager by default."""
+"""Model types for which transformers 5.24 refuses scaled_dot_product_attention (soft-capping) and runs eager by
+default.
+"""
 
 
 def _available(attention: str, architecture: Architecture | None) -> str:

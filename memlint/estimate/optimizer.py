@@ -89,14 +89,14 @@ def step_temporary_bytes(name: str, slots: Sequence[Slot], forced: str | None = 
     if not slots:
         return 0
     if name in _FOREACH:
-        # _foreach_sqrt of all second moments of one dtype group at once; the list of the group before is still referred to
-        # while the next one is made.
+        # _foreach_sqrt of all second moments of one dtype group at once; the list of the group before is still referred
+        # to while the next one is made.
         groups: dict[str, int] = {}
         for slot in slots:
             dtype = _state_dtype(name, slot, forced)
             groups[dtype] = groups.get(dtype, 0) + slot.count * rounded(slot.numel * DTYPE_BYTES[dtype])
         sizes = list(groups.values())
-        return max([sizes[0], *(a + b for a, b in zip(sizes, sizes[1:]))])
+        return max([sizes[0], *(sizes[i] + sizes[i + 1] for i in range(len(sizes) - 1))])
     if name == "adafactor":
         # update = grad**2 + eps and its fp32 copies: about four fp32 tensors of the largest parameter (optimization.py
         # step).

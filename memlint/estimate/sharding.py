@@ -22,6 +22,17 @@ PREFETCH_ELEMENTS = 50_000_000
 """stage3_prefetch_bucket_size, same file."""
 
 
+def _bucket(job: TrainingJob) -> int:
+    """reduce_bucket_size in elements; "auto" (-1) becomes hidden_size squared under the HF integration.
+
+    transformers 5.24 integrations/deepspeed.py trainer_config_finalize.
+    """
+    stated = job.parallelism.reduce_bucket_elements
+    if stated == -1 and job.architecture is not None:
+        return job.architecture.hidden_size**2
+    return stated if stated and stated > 0 else BUCKET_ELEMENTS
+
+
 @dataclass(slots=True)
 class Unit:
     """Parameters that are gathered together: a layer, or what is outside all layers."""
@@ -74,7 +85,7 @@ class Sharding:
             gradient=precision.gradients,
             offload=parallelism.offload,
             reshard=parallelism.reshard_after_forward,
-            bucket_elements=parallelism.reduce_bucket_elements or BUCKET_ELEMENTS,
+            bucket_elements=_bucket(job),
             # overlap_comm unset means true for stage 3 only (runtime/zero/config.py overlap_comm_valid)
             overlap=kind == "zero3" if overlap is None else overlap,
             bucket_view=parallelism.gradient_as_bucket_view,

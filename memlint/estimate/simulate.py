@@ -135,7 +135,7 @@ def run_step(
     pool.touch(temporary, TEMPORARIES)
     _phase(tape, "optimizer", timeline)
     static = {"parameters": parameters, "gradients": gradients, "optimizer_states": states}
-    return Step(build, timeline, static, forward_end, host, decomposed)
+    return Step(build, timeline, static, forward_end, host + tape.host_bytes, decomposed)
 
 
 SUB_GROUP_ELEMENTS = 1_000_000_000

@@ -120,9 +120,12 @@ class Tape:
         self.hollow = False
         """Inside a checkpointed forward: saves are counted, not kept."""
         self.unpacked = False
-        """Inside the backward of a non-reentrant recomputation: an unpacked tensor has no owner but the call itself, while a
-        saved variable is released only after the outputs are validated (utils/checkpoint.py pops it, engine.cpp)."""
+        """Inside the backward of a non-reentrant recomputation: an unpacked tensor has no owner but the call itself,
+        while a saved variable is released only after the outputs are validated (utils/checkpoint.py pops it,
+        engine.cpp)."""
         self.pending: set[Node] = set()
+        self.host_bytes = 0
+        """Checkpoint inputs kept in host memory."""
         self.kept: list[Tensor] = []
         """What lives until the gradients are cleared: a rank's parts of reduced gradients."""
 
@@ -228,7 +231,8 @@ class Tape:
                 results[index] = self._validated(result, *shapes[index])
             else:
                 results[index] = None
-        # call_function owns the incoming gradient and validates the outputs: it dies after that, unless it is passed on.
+        # call_function owns the incoming gradient and validates the outputs: it dies after that, unless it is passed
+        # on.
         result = grad = None
         node.saved = ()
         node.backward = None
@@ -251,17 +255,26 @@ class Tape:
                     edge.grad = self.like(edge.grad)
             result = None
 
-    def checkpoint(self, run: Callable[..., Tensor], inputs: tuple[Tensor, ...], *, reentrant: bool) -> Tensor:
+    def checkpoint(
+        self, run: Callable[..., Tensor], inputs: tuple[Tensor, ...], *, reentrant: bool, offload: bool = False
+    ) -> Tensor:
         """``torch.utils.checkpoint``: run without keeping what is saved, and again in backward (utils/checkpoint.py,
         2.13).
 
         ``run(*inputs)`` must make all its tensors from ``inputs`` and parameters. The non-reentrant form stops the
         recomputation at its last save (early stop); the reentrant one also recomputes and holds the output, and holds
-        the incoming gradient throughout.
+        the incoming gradient throughout. ``offload`` keeps the inputs in host memory instead (unsloth's and axolotl's
+        checkpoint functions, TRL's activation offloading) and brings them back for the recomputation.
         """
         if not self.grad_enabled:
             return run(*inputs)
-        self.save(*inputs)
+        kept = inputs
+        if offload:
+            times = self.pool.repeat.count if self.pool.repeat is not None else 1
+            self.host_bytes += times * sum([t.size for t in inputs])
+            kept = tuple([Tensor(t.shape, t.dtype, None) for t in inputs])
+        else:
+            self.save(*inputs)
         mark, before, hollow = len(self.nodes), self.saves, self.hollow
         self.hollow = True
         out = run(*inputs)
@@ -270,14 +283,19 @@ class Tape:
         plan = (run, None if reentrant else self.saves - before, self.autocast)
         edges = tuple([t.node for t in inputs])
         shapes = tuple([(t.shape, t.dtype) for t in inputs])
-        node = Node(None, edges, shapes, () if hollow else inputs, plan, self.component)
+        node = Node(None, edges, shapes, () if hollow else kept, plan, self.component)
         self.nodes.append(node)
         return Tensor(out.shape, out.dtype, out.storage, node)
 
     def _replay(self, node: Node) -> list[Tensor | None]:
         run, limit, autocast = node.meta
         gates = [Node(None, (), (), (), None, TEMPORARIES) for _ in node.saved]
-        inputs = [Tensor(t.shape, t.dtype, t.storage, gate) for t, gate in zip(node.saved, gates) if t is not None]
+        inputs = []
+        for tensor, gate in zip(node.saved, gates):
+            assert tensor is not None
+            storage = tensor.storage or self.new(tensor.shape, tensor.dtype).storage
+            inputs.append(Tensor(tensor.shape, tensor.dtype, storage, gate))
+        tensor = storage = gate = None  # type: ignore[assignment]
         floor = len(self.nodes)
         outer = self.autocast, self.cast_cache, self.saves_left
         self.autocast, self.cast_cache = autocast, {}

@@ -197,7 +197,8 @@ class Attention:
         q, k, v = self.project(f, env, x)
         rope = env.state.get(f"rope:{kind}") or env.state["rope"]
         if kind != "nope":
-            q, k = rotate(f, q, *rope, self.shape), rotate(f, k, *rope, self.shape)
+            cos, sin = rope
+            q, k = rotate(f, q, cos, sin, self.shape), rotate(f, k, cos, sin, self.shape)
         dense = self.shape.rope_cat or rope[0].shape[-1] < self.dim
         mask = env.state["masks"]["full" if kind == "nope" else kind]
         out = env.attend(f, q, k, v, mask, self.dropout, dense=dense, softcap=self.softcap)
