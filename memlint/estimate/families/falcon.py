@@ -42,7 +42,9 @@ def _broadcast_backward(f: Tape, node: Node, grad: Tensor) -> tuple[Tensor]:
 
 
 def broadcast_heads(f: Tape, x: Tensor, heads: int) -> Tensor:
-    """``expand`` of one head [B, 1, S, D] inside matmul: a view for one row, a copy when batch and heads do not fold."""
+    """``expand`` of one head [B, 1, S, D] inside matmul: a view for one row, a copy when batch and heads do not
+    fold.
+    """
     b, one, s, d = x.shape
     if one == heads:
         return x
@@ -144,21 +146,35 @@ class Attention:
         return matmul(f, weights, v, self.width, copy_b=loose and many)
 
     def fused(self, f: Tape, env: Env, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """scaled_dot_product_attention called directly: a mask is always there, so flash is never taken; one key-value head
-        without enable_gqa falls to the math kernel, which broadcasts it."""
+        """scaled_dot_product_attention called directly: a mask is always there, so flash is never taken; one key-value
+        head without enable_gqa falls to the math kernel, which broadcasts it."""
         b, s = q.shape[0], q.shape[2]
         mask = env.state["mask"]
         q, k, v = to_autocast(f, q), to_autocast(f, k), to_autocast(f, v)
         if k.shape[1] == self.heads:
             return fused_attention(f, q, k, v, mask).view(b, s, self.heads * self.width)
-        mask = f.new(mask.shape, q.dtype)
+        outer, f.autocast = f.autocast, None
+        out = self.math(f, q, k, v, mask)
+        f.autocast = outer
+        return copy(f, out).view(b, s, self.heads * self.width)
+
+    def math(self, f: Tape, q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+        """_scaled_dot_product_attention_math (attention.cpp, torch 2.13): half inputs are computed in fp32; the result
+        and the weights, which nobody uses, are cast back."""
+        dtype = q.dtype
+        mask = f.new(mask.shape, dtype) if mask.dtype == "bool" else mask
+        if dtype != "fp32":
+            q = cast(f, q, "fp32")
+            k = cast(f, k, "fp32")
+            v = cast(f, v, "fp32")
         q = scale(f, q)
         k = scale(f, k)
         weights = self.scores(f, q, k)
         weights = add(f, weights, mask)
         weights = softmax(f, weights)
-        out = self.weigh(f, weights, v)
-        return copy(f, out).view(b, s, self.heads * self.width)
+        out = cast(f, self.weigh(f, weights, v), dtype)
+        cast(f, weights, dtype)
+        return out
 
 
 class Mlp:
@@ -236,7 +252,7 @@ class Model:
         env, s = self.env, batch.length
         mask = env.mask(f, batch.rows, s, dtype)
         if mask is None and env.attention == "sdpa":
-            mask = f.new((1, 1, s, s), "bool")
+            mask = f.new((1, 1, s, s), "bool").view(batch.rows, 1, s, s)
         if not self.alibi or mask is None:
             return mask
         if mask.dtype == "bool":

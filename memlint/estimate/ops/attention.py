@@ -26,10 +26,10 @@ def softmax(f: Tape, x: Tensor, dtype: str | None = None) -> Tensor:
     """
     if f.autocast is not None and dtype is None:
         dtype = "fp32"
-    x = cast(f, x, dtype or x.dtype)
-    recorded = f.needs(x)
-    out = f.like(x)
-    return f.record(out, _softmax_backward, (x,), f.save(out)) if recorded else out
+    converted = cast(f, x, dtype or x.dtype)
+    recorded = f.needs(converted)
+    out = f.like(converted)
+    return f.record(out, _softmax_backward, (converted,), f.save(out)) if recorded else out
 
 
 def eager_attention(
@@ -186,6 +186,7 @@ def sdpa(
     else:
         out = fused_attention(f, q, k, v, mask)
         if dense and kernel == "flash" and b * s > 1:
-            # flash lays its output out as q is; then transpose(1, 2).contiguous() is a copy (flash_api.cpp empty_like(q)).
+            # flash lays its output out as q is; then transpose(1, 2).contiguous() is a copy (flash_api.cpp
+            # empty_like(q)).
             out = copy(f, out)
     return out.view(b, s, prod(out.shape) // (b * s))
