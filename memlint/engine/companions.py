@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
-from typing import Any, Mapping
+from typing import TYPE_CHECKING, Any, Mapping
 
 from memlint.document.model import Document
 from memlint.engine.discover import show_path
+
+if TYPE_CHECKING:
+    from memlint.hardware.target import Target
 
 _SIZE_LIMIT = 1024 * 1024
 """A DeepSpeed or accelerate file is a few kB; above 1 MiB it is something else."""
@@ -39,6 +42,7 @@ class Companions:
         gpus: int | None,
         versions: Mapping[str, str] | None = None,
         training: Mapping[str, Any] | None = None,
+        target: Target | None = None,
         overlays: Mapping[str, Document] | None = None,
     ) -> None:
         """``overlays`` stand in for files, by shown path: a companion with an edit tried on it."""
@@ -48,6 +52,8 @@ class Companions:
         self.versions: Mapping[str, str] = versions or {}
         self.training = training
         """Training section of the settings, for a bare HF config.json."""
+        self.target = target
+        """The declared machine, where a framework looks at its GPU (``bf16: auto``)."""
         self.opened: dict[str, Document] = {}
         """Shown path -> document, for positions and excerpts."""
         self._overlays = overlays or {}

@@ -132,6 +132,7 @@ class JobCheck:
             boundary=self._boundary,
             gpus=self._gpus,
             training=self._check.training,
+            target=self._outer_target,
             overlays=overlays,
         )
 

@@ -58,7 +58,8 @@ class Trials:
         estimate = self._estimate(job) if job is not None else None
         if estimate is None:
             return None
-        return Trial(estimate=estimate, text=edits_text(edits, self._document) if edits else None, edits=edits or ())
+        text = edits_text(edits, self._document) if edits else None
+        return Trial(estimate=estimate, text=text, edits=edits or (), job=job)
 
     def _reread(self, edits: tuple[KeyEdit, ...]) -> TrainingJob | None:
         companions = self._companions({})

@@ -40,6 +40,8 @@ class Trial:
     text: str | None
     """```gradient_checkpointing: true```, None where the dialect has no key for it."""
     edits: tuple[KeyEdit, ...] = ()
+    job: TrainingJob | None = None
+    """The job with the change, as the dialect reads it."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -70,6 +72,12 @@ class Context:
     def gpus(self) -> int:
         """GPUs of the run: as the config states, else as the target has, else one."""
         return self.job.parallelism.gpus or (self.target.gpus if self.target else 1)
+
+    @property
+    def assumed(self) -> tuple[str, ...]:
+        """What was taken for granted, as notes under a verdict."""
+        sentences = (*self.job.assumptions, *(self.estimate.assumptions if self.estimate is not None else ()))
+        return tuple(f"assumed: {sentence}" for sentence in dict.fromkeys(sentences))
 
     def reestimate(self, changes: Mapping[str, Any]) -> Estimate | None:
         """Return the prediction with native fields changed, e.g. ``{"training.micro_batch_size": 1}``."""

@@ -69,6 +69,7 @@ def check(context: Context) -> Iterator[Finding]:
         at=at,
         label=label,
         breakdown=breakdown(estimate),
+        notes=context.assumed,
         helps=helps,
         saves_bytes=helps[0].saves_bytes if helps else None,
         fits_after=helps[0].fits_after if helps else None,
