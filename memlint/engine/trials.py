@@ -48,6 +48,10 @@ class Trials:
             self._known[key] = self._run(changes)
         return self._known[key]
 
+    def writable(self, changes: Mapping[str, Any]) -> bool:
+        """Whether the dialect has keys for ``changes``; nothing is predicted."""
+        return bool(self._dialect.express(changes, self._document, self._job))
+
     def _run(self, changes: Mapping[str, Any]) -> Trial | None:
         edits = self._dialect.express(changes, self._document, self._job)
         job: TrainingJob | None

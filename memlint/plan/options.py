@@ -1,0 +1,379 @@
+"""The remedies one by one: when each exists for a job, what it changes, what it costs and who says so."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from memlint.plan.flops import recompute_share
+from memlint.plan.remedy import Changes, Cost, Remedy
+
+if TYPE_CHECKING:
+    from memlint.hardware.target import Target
+    from memlint.job import TrainingJob
+
+_FULL_STATES = frozenset(
+    {"adamw", "adamw-fused", "adamw-foreach", "paged-adamw", "adam", "lion", "muon", "rmsprop", "adagrad"}
+)
+"""Optimizers with at least one state of the parameter's size and dtype."""
+
+_FOREACH = frozenset({"adamw", "adamw-foreach", "adam"})
+"""What torch 2.13 steps with a parameter-sized list of temporaries on CUDA (optim/adam.py _multi_tensor_adam)."""
+
+
+def half_dtype(target: Target | None) -> str:
+    """The half precision that the target computes in: bf16 from Ampere on (compute capability 8.0), else fp16."""
+    return "fp16" if target is not None and target.bf16 is False else "bf16"
+
+
+def mixed_precision(job: TrainingJob, target: Target | None) -> tuple[Remedy, ...]:
+    """Autocast where the forward runs in fp32."""
+    precision = job.training.precision
+    if precision.weights != "fp32" or precision.autocast is not None or precision.fp8:
+        return ()
+    half = half_dtype(target)
+    return (
+        Remedy(
+            name=f"mixed-precision-{half}",
+            dimension="precision",
+            words="mixed precision",
+            changes={"training.precision.autocast": half, "training.precision.grad_scaler": half == "fp16"},
+            cost=Cost(
+                convergence="none",
+                sentence="free: matrix multiplications run on tensor cores",
+                source="Micikevicius et al. 2018, arXiv:1710.03740: same accuracy, fp32 weights kept",
+            ),
+            rank={"free": -1},
+        ),
+    )
+
+
+def half_frozen_weights(job: TrainingJob, target: Target | None) -> tuple[Remedy, ...]:
+    """Half-precision base weights where the base is frozen and not quantised."""
+    training = job.training
+    if training.method in ("full", "qlora") or training.precision.weights != "fp32":
+        return ()
+    if training.quantization is not None:
+        return ()
+    half = half_dtype(target)
+    return (
+        Remedy(
+            name=f"frozen-weights-{half}",
+            dimension="frozen-weights",
+            words="half-precision frozen weights",
+            changes={"training.precision.weights": half},
+            cost=Cost(
+                convergence="none",
+                sentence="free: frozen weights get no update",
+                source="peft tuners/tuners_utils.py autocast_adapter_dtype: adapters stay in fp32 on a half base",
+            ),
+            rank={"free": -1},
+        ),
+    )
+
+
+def fused_attention(job: TrainingJob) -> tuple[Remedy, ...]:
+    """Fused attention instead of eager."""
+    if job.training.attention != "eager":
+        return ()
+    return (
+        Remedy(
+            name="attention-sdpa",
+            dimension="attention",
+            words="fused attention",
+            changes={"training.attention": "sdpa"},
+            cost=Cost(
+                sentence="free: faster, same result within numerics",
+                source="Dao et al. 2022, arXiv:2205.14135: exact attention without the score matrix",
+            ),
+            rank={"free": -1},
+            safe=True,
+        ),
+    )
+
+
+def fused_loss(job: TrainingJob) -> tuple[Remedy, ...]:
+    """A loss that never holds all logits."""
+    if job.training.loss != "standard":
+        return ()
+    return (
+        Remedy(
+            name="loss-fused",
+            dimension="loss",
+            words="a fused loss",
+            changes={"training.loss": "fused"},
+            cost=Cost(
+                complexity="package",
+                sentence="no more compute; needs the kernel's package",
+                source="Hsu et al. 2024, arXiv:2410.10989 (Liger); Wijmans et al. 2024, arXiv:2411.09009 (cut cross entropy)",
+            ),
+            rank={"kernel": 1},
+        ),
+    )
+
+
+def checkpointing(job: TrainingJob, parameters: int, *, faster: bool = False) -> tuple[Remedy, ...]:
+    """Recompute every layer in the backward; then also keep the layers' inputs in host memory."""
+    mode = job.training.checkpointing.mode
+    share = recompute_share(job, parameters) if parameters else 1 / 3
+    found: list[Remedy] = []
+    if faster and mode in ("full", "offload"):
+        found.append(
+            Remedy(
+                name="checkpointing-none",
+                dimension="checkpointing",
+                words="no activation checkpointing",
+                changes={"training.checkpointing.mode": "none"},
+                cost=Cost(
+                    compute=-share / (1 + share),
+                    sentence=f"{share / (1 + share):.0%} less compute: no layer runs its forward twice",
+                    source="FLOPs of the layers' forward over those of the step with it repeated",
+                ),
+                rank={"compute": -1},
+            )
+        )
+    if mode == "none":
+        found.append(
+            Remedy(
+                name="checkpointing-full",
+                dimension="checkpointing",
+                words="activation checkpointing",
+                changes={"training.checkpointing.mode": "full"},
+                cost=Cost(
+                    compute=share,
+                    sentence=f"{share:.0%} more compute: each layer runs its forward twice",
+                    source="Chen et al. 2016, arXiv:1604.06174; share from the FLOPs of this model at this length",
+                ),
+                rank={"compute": 1},
+            )
+        )
+    if mode in ("none", "full") and not job.training.checkpointing.offload:
+        found.append(
+            Remedy(
+                name="checkpointing-offload",
+                dimension="checkpointing",
+                words="activation checkpointing, its inputs in host memory",
+                changes={"training.checkpointing.mode": "offload"},
+                cost=Cost(
+                    compute=share if mode == "none" else 0.0,
+                    sentence="each layer's input crosses PCIe twice"
+                    + (f", {share:.0%} more compute" if mode == "none" else ""),
+                    source="torch autograd/graph.py save_on_cpu; axolotl activation_offloading, unsloth's checkpointing",
+                ),
+                rank={"compute": 2},
+            )
+        )
+    return tuple(found)
+
+
+def optimizers(job: TrainingJob) -> tuple[Remedy, ...]:
+    """A fused step, then 8-bit AdamW, then Adafactor, in place of an optimizer with full-size states."""
+    now = job.training.optimizer
+    if now not in _FULL_STATES:
+        return ()
+    found: list[Remedy] = []
+    if now in _FOREACH:
+        found.append(
+            Remedy(
+                name="optimizer-adamw-fused",
+                dimension="optimizer",
+                words="the fused AdamW step",
+                changes={"training.optimizer": "adamw-fused"},
+                cost=Cost(
+                    sentence="free: faster, same result within numerics",
+                    source="torch 2.13 optim/adamw.py: fused against foreach, which holds a list of temporaries",
+                ),
+                rank={"free": 1},
+                safe=True,
+            )
+        )
+    found.append(
+        Remedy(
+            name="optimizer-adamw-8bit",
+            dimension="optimizer",
+            words="8-bit AdamW",
+            changes={"training.optimizer": "adamw-8bit"},
+            cost=Cost(
+                convergence="small",
+                complexity="package",
+                sentence="no more compute; 8-bit states match 32-bit ones in published runs; needs bitsandbytes",
+                source="Dettmers et al. 2022, arXiv:2110.02861, table 1",
+            ),
+            rank={"optimizer": 1},
+        )
+    )
+    found.append(
+        Remedy(
+            name="optimizer-adafactor",
+            dimension="optimizer",
+            words="Adafactor",
+            changes={"training.optimizer": "adafactor"},
+            cost=Cost(
+                convergence="risk",
+                sentence="no more compute; second moments factored and no momentum, so the recipe may need tuning",
+                source="Shazeer and Stern 2018, arXiv:1804.04235",
+            ),
+            rank={"optimizer": 2},
+        )
+    )
+    return tuple(found)
+
+
+def step_in_backward(job: TrainingJob) -> tuple[Remedy, ...]:
+    """Step each parameter as its gradient arrives, where nothing needs all gradients at once."""
+    training = job.training
+    if training.optimizer_in_backward or training.method != "full" or training.max_grad_norm is not None:
+        return ()
+    if training.gradient_accumulation_steps > 1 or job.parallelism.strategy not in ("none",):
+        return ()
+    return (
+        Remedy(
+            name="optimizer-in-backward",
+            dimension="step-in-backward",
+            words="the optimizer step inside backward",
+            changes={"training.optimizer_in_backward": True},
+            cost=Cost(
+                convergence="none",
+                complexity="package",
+                sentence="no more compute; no clipping and no accumulation from then on",
+                source="torch tutorial `optimizer step in backward`; Lv et al. 2023, arXiv:2306.09782 (LOMO)",
+            ),
+            rank={"optimizer": 1},
+        ),
+    )
+
+
+def micro_batches(job: TrainingJob, *, faster: bool = False) -> tuple[Remedy, ...]:
+    """Every smaller divisor of the micro batch, accumulation raised so that the global batch stays."""
+    training = job.training
+    rows, steps = training.micro_batch_size, training.gradient_accumulation_steps
+    found: list[Remedy] = []
+    sizes = [size for size in range(rows // 2, 0, -1) if rows % size == 0]
+    if faster:
+        sizes = [rows * k for k in range(steps, 1, -1) if steps % k == 0] + sizes
+    larger = sum(size > rows for size in sizes)
+    for number, size in enumerate(sizes):
+        found.append(
+            Remedy(
+                name=f"micro-batch-{size}",
+                dimension="batch",
+                words=(
+                    "a smaller micro batch with more accumulation"
+                    if size < rows
+                    else "a larger micro batch with less accumulation"
+                ),
+                changes={
+                    "training.micro_batch_size": size,
+                    "training.gradient_accumulation_steps": rows * steps // size,
+                },
+                cost=Cost(
+                    sentence=(
+                        "same optimisation; smaller matrix multiplications use the GPU less well"
+                        if size < rows
+                        else "same optimisation; larger matrix multiplications use the GPU better"
+                    ),
+                    source="the mean of a global batch is the same however it is divided (but for per-token weighting)",
+                ),
+                rank={"batch": number - larger + (size < rows)},
+                safe=True,
+            )
+        )
+    return tuple(found)
+
+
+_SHARDED: tuple[tuple[str, str, int, int, str, str], ...] = (
+    ("zero1", "none", 1, 0, "ZeRO-1", "the volume of plain data parallelism; optimizer states divided"),
+    ("zero2", "none", 2, 0, "ZeRO-2", "the volume of plain data parallelism; states and gradients divided"),
+    ("fsdp", "none", 3, 0, "FSDP", "half more communication: weights are gathered for each forward and backward"),
+    ("zero3", "none", 4, 0, "ZeRO-3", "half more communication: weights are gathered for each forward and backward"),
+    ("zero2", "optimizer", 2, 1, "ZeRO-2 with the optimizer on the CPU", "the step runs on the CPU; needs host memory"),
+    ("fsdp", "all", 3, 2, "FSDP with everything offloaded", "weights cross PCIe for each forward and backward"),
+    ("zero3", "all", 4, 2, "ZeRO-3 with everything offloaded", "weights cross PCIe for each forward and backward"),
+)
+"""Strategy, offload, price of sharding, price of offload, words, sentence. Volumes: Rajbhandari et al. 2020,
+arXiv:1910.02054, section 7: ZeRO-1 and 2 move as much as data parallelism, ZeRO-3 1.5 times as much."""
+
+_ALREADY = {"none": 0, "ddp": 0, "zero1": 1, "zero2": 2, "fsdp": 4, "zero3": 4}
+"""How far a job is sharded; FSDP and ZeRO-3 divide the same."""
+_REACH = {"zero1": 1, "zero2": 2, "fsdp": 3, "zero3": 4}
+_OFFLOADED = {"none": 0, "optimizer": 1, "parameters": 1, "all": 2}
+
+
+def sharding(job: TrainingJob, gpus: int) -> tuple[Remedy, ...]:
+    """Divide states, then gradients, then weights over the run's GPUs; then move them to the host."""
+    parallelism = job.parallelism
+    now, offload = parallelism.strategy, parallelism.offload
+    if now not in _ALREADY or parallelism.tensor > 1 or parallelism.pipeline > 1:
+        return ()
+    if job.training.quantization is not None:
+        # Sharding 4-bit storage needs a storage dtype equal to the compute dtype (peft docs, accelerate/fsdp.md):
+        # more than a setting of the sharding.
+        return ()
+    found = []
+    for strategy, offloaded, divided, moved, words, sentence in _SHARDED:
+        if gpus < 2 and (not moved or strategy == "fsdp"):
+            continue
+        family = "fsdp" if strategy == "fsdp" else "zero"
+        if now.startswith("zero") and family != "zero" or now == "fsdp" and family != "fsdp":
+            continue
+        further = _REACH[strategy] > _ALREADY[now] and moved >= _OFFLOADED[offload]
+        moved_on = (strategy == now or _REACH[strategy] > _ALREADY[now]) and moved > _OFFLOADED[offload]
+        if not further and not moved_on:
+            continue
+        changes: Changes = {"parallelism.strategy": strategy}
+        if offloaded != offload:
+            changes = {**changes, "parallelism.offload": offloaded}
+        found.append(
+            Remedy(
+                name=strategy if offloaded == "none" else f"{strategy}-offload-{offloaded}",
+                dimension="sharding",
+                words=words,
+                changes=changes,
+                cost=Cost(
+                    complexity="launcher",
+                    sentence=sentence,
+                    source="Rajbhandari et al. 2020, arXiv:1910.02054, section 7; Ren et al. 2021, arXiv:2101.06840",
+                ),
+                rank={"sharding": divided, "offload": moved},
+            )
+        )
+    return tuple(found)
+
+
+def adapters(job: TrainingJob) -> tuple[Remedy, ...]:
+    """LoRA and QLoRA: they change what is trained, so they are offered beside the plans, never in them."""
+    training = job.training
+    found: list[Remedy] = []
+    if training.method in ("full", "freeze"):
+        found.append(
+            Remedy(
+                name="lora",
+                dimension="method",
+                words="LoRA, rank 16",
+                changes={"training.method": "lora", "training.lora.rank": 16},
+                cost=Cost(
+                    convergence="risk",
+                    complexity="package",
+                    sentence="trains an adapter in place of the weights: less capacity, another learning rate",
+                    source="Hu et al. 2021, arXiv:2106.09685; Biderman et al. 2024, arXiv:2405.09673",
+                ),
+            )
+        )
+    if training.method in ("full", "freeze", "lora") and training.quantization is None:
+        changes: Changes = {"training.method": "qlora", "training.quantization.bits": 4}
+        if training.method != "lora":
+            changes = {**changes, "training.lora.rank": 16}
+        found.append(
+            Remedy(
+                name="qlora",
+                dimension="method",
+                words="QLoRA: the same adapter on a 4-bit base",
+                changes=changes,
+                cost=Cost(
+                    convergence="risk",
+                    complexity="package",
+                    sentence="trains an adapter on 4-bit weights, which are unpacked for each multiplication",
+                    source="Dettmers et al. 2023, arXiv:2305.14314",
+                ),
+            )
+        )
+    return tuple(found)

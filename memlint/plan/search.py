@@ -1,0 +1,131 @@
+"""Find the cheapest choice that is accepted, without predicting every combination.
+
+Choices are compared by price, the dearest category first, so those of one price prefix lie side by side when sorted. A
+group is entered only when its strongest member is accepted: what the most saving choice of the group does not reach, no
+other choice of it reaches. Tests compare with predicting everything.
+"""
+
+from __future__ import annotations
+
+from itertools import product
+from typing import TYPE_CHECKING, Any, Callable
+
+from memlint.plan.evaluate import Choice, Evaluator, Outcome
+from memlint.plan.remedy import CATEGORIES, price
+
+if TYPE_CHECKING:
+    from memlint.estimate.result import Estimate
+
+Accept = Callable[["Estimate"], bool]
+
+class Search:
+    """Every choice of an evaluator's dimensions, sorted by price."""
+
+    def __init__(self, evaluator: Evaluator, order: tuple[str, ...] = CATEGORIES) -> None:
+        """``order`` names the categories from cheapest to dearest."""
+        self._evaluate = evaluator
+        self._order = order
+        sizes = [range(len(dimension.remedies) + 1) for dimension in evaluator.dimensions]
+        priced = [(price(evaluator.remedies(choice), order), choice) for choice in product(*sizes)]
+        priced.sort()
+        self._prices = [cost for cost, _ in priced]
+        self._choices = [choice for _, choice in priced]
+        self._probed: dict[tuple[int, int], tuple[Choice, ...]] = {}
+        self._lowest: tuple[Choice, Outcome] | None = None
+
+    def cheapest(self, accept: Accept) -> tuple[Choice, Outcome] | None:
+        """Return the accepted choice of the lowest price, or None."""
+        found = self._find(accept, 0, len(self._choices), 0)
+        return self._without_idle(found, accept) if found is not None else None
+
+    def _find(self, accept: Accept, low: int, high: int, depth: int) -> Choice | None:
+        if high - low > 1 and not any(self._accepted(choice, accept) for choice in self._probes(low, high)):
+            return None
+        if high - low == 1 or depth == len(self._order):
+            return next((c for c in self._choices[low:high] if self._accepted(c, accept)), None)
+        start = low
+        while start < high:
+            value = self._prices[start][depth]
+            end = start + 1
+            while end < high and self._prices[end][depth] == value:
+                end += 1
+            found = self._find(accept, start, end, depth + 1)
+            if found is not None:
+                return found
+            start = end
+        return None
+
+    def _accepted(self, choice: Choice, accept: Accept) -> bool:
+        outcome = self._evaluate(choice)
+        return outcome is not None and accept(outcome.estimate)
+
+    def _probes(self, low: int, high: int) -> tuple[Choice, ...]:
+        """The members of a group that could save most: nearest to the choice of the smallest peak, and the strongest."""
+        key = (low, high)
+        if key not in self._probed:
+            least = self.lowest()
+            near: list[Choice] = []
+            if least is not None:
+                goal = least[0]
+                near = self._possible(
+                    low, high, lambda choice: (sum(a == b for a, b in zip(choice, goal, strict=True)), sum(choice))
+                )
+            self._probed[key] = tuple(dict.fromkeys(near + self._possible(low, high, sum)))
+        return self._probed[key]
+
+    def _possible(self, low: int, high: int, strength: Callable[[Choice], Any]) -> list[Choice]:
+        """The strongest possible member of a group, as a list of one or none."""
+        from heapq import nlargest
+
+        for choice in nlargest(_TRIED, self._choices[low:high], key=strength):
+            if self._evaluate(choice) is not None:
+                return [choice]
+        return []
+
+    def _without_idle(self, choice: Choice, accept: Accept) -> tuple[Choice, Outcome] | None:
+        """Leave out what costs nothing and saves nothing here: it may still be good, but it is no remedy."""
+        outcome = self._evaluate(choice)
+        assert outcome is not None
+        for place, number in enumerate(choice):
+            if not number or self._evaluate.dimensions[place].remedies[number - 1].rank.get("free", 0) >= 0:
+                continue
+            less = (*choice[:place], 0, *choice[place + 1 :])
+            other = self._evaluate(less)
+            if other is not None and accept(other.estimate) and _peak(other) <= _peak(outcome):
+                choice, outcome = less, other
+        return choice, outcome
+
+    def lowest(self) -> tuple[Choice, Outcome] | None:
+        """Return the choice of the smallest peak: from the strongest one, dimension by dimension as long as it helps."""
+        if self._lowest is None:
+            start = self._possible(0, len(self._choices), sum)
+            if start:
+                self._lowest = self._descend(start[0])
+        return self._lowest
+
+    def _descend(self, choice: Choice) -> tuple[Choice, Outcome]:
+        outcome = self._evaluate(choice)
+        assert outcome is not None
+        improved = True
+        while improved:
+            improved = False
+            for place, dimension in enumerate(self._evaluate.dimensions):
+                if dimension.name in _MONOTONE:
+                    continue
+                for number in range(len(dimension.remedies) + 1):
+                    other_choice = (*choice[:place], number, *choice[place + 1 :])
+                    other = self._evaluate(other_choice)
+                    if other is not None and _peak(other) < _peak(outcome):
+                        choice, outcome, improved = other_choice, other, True
+        return choice, outcome
+
+
+_MONOTONE = ("attention", "loss", "batch")
+"""Dimensions whose last remedy never needs more than the others."""
+
+_TRIED = 12
+"""How many of a group's strongest members are tried for one that is possible."""
+
+
+def _peak(outcome: Outcome) -> int:
+    return outcome.estimate.device_bytes

@@ -1,0 +1,70 @@
+"""Which remedies a job has: its options, dimension by dimension, in the handbook's order."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from memlint.plan import options
+from memlint.plan.remedy import Remedy
+from memlint.records import dataclass
+
+if TYPE_CHECKING:
+    from memlint.hardware.target import Target
+    from memlint.job import TrainingJob
+
+DIMENSIONS = (
+    "precision",
+    "frozen-weights",
+    "attention",
+    "loss",
+    "checkpointing",
+    "optimizer",
+    "step-in-backward",
+    "batch",
+    "sharding",
+)
+"""In the order in which an expert tries them, which is also the order of a plan's steps."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dimension:
+    """Options that exclude each other; leaving the job as it is always is one more."""
+
+    name: str
+    remedies: tuple[Remedy, ...]
+    """The strongest last."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """What decides which remedies exist."""
+
+    job: TrainingJob
+    target: Target | None
+    gpus: int
+    """GPUs of the run."""
+    parameters: int
+    """Elements of the model, for FLOPs; 0 where unknown."""
+    faster: bool = False
+    """Offer changes that spend memory on speed too: no checkpointing, a larger micro batch."""
+
+
+def remedy_space(setting: Setting) -> tuple[Dimension, ...]:
+    """Return the dimensions in which the job has at least one option."""
+    made = {
+        "precision": options.mixed_precision(setting.job, setting.target),
+        "frozen-weights": options.half_frozen_weights(setting.job, setting.target),
+        "attention": options.fused_attention(setting.job),
+        "loss": options.fused_loss(setting.job),
+        "checkpointing": options.checkpointing(setting.job, setting.parameters, faster=setting.faster),
+        "optimizer": options.optimizers(setting.job),
+        "step-in-backward": options.step_in_backward(setting.job),
+        "batch": options.micro_batches(setting.job, faster=setting.faster),
+        "sharding": options.sharding(setting.job, setting.gpus),
+    }
+    return tuple(Dimension(name=name, remedies=made[name]) for name in DIMENSIONS if made[name])
+
+
+def all_remedies(setting: Setting) -> tuple[Remedy, ...]:
+    """Return every remedy of the space on its own, in the handbook's order."""
+    return tuple(remedy for dimension in remedy_space(setting) for remedy in dimension.remedies)
