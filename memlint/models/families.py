@@ -15,11 +15,9 @@ def _names(text: str) -> tuple[str, ...]:
 
 FAMILIES: dict[str, tuple[str, ...]] = {
     "llama": _names(
-        "llama mistral ministral ministral3 qwen2 qwen3 gemma gemma2 gemma3_text vaultgemma phi3 olmo "
-        "olmo2 olmo3 granite granite_swa smollm3 starcoder2 cohere cohere2 stablelm glm glm4 nemotron "
-        "exaone4 ernie4_5 hunyuan_v1_dense seed_oss arcee apertus helium cwm internlm3 persimmon bitnet "
-        "exaone qwen2_vl_text qwen2_5_vl_text qwen3_vl_text mllama_text_model iquestcoder jais2 "
-        "hyperclovax"
+        "llama mistral ministral ministral3 qwen2 qwen3 gemma gemma2 gemma3_text vaultgemma phi3 olmo olmo2 "
+        "granite smollm3 starcoder2 cohere stablelm ernie4_5 helium cwm internlm3 exaone qwen2_vl_text "
+        "qwen2_5_vl_text qwen3_vl_text mllama_text_model iquestcoder"
     ),
     "gpt2": _names(
         "gpt2 gpt_neo gpt_neox gptj gpt_bigcode opt bloom falcon phi mpt codegen gpt-sw3 openai-gpt biogpt xglm"
@@ -27,7 +25,7 @@ FAMILIES: dict[str, tuple[str, ...]] = {
     "moe": _names(
         "mixtral qwen2_moe qwen3_moe qwen3_vl_moe_text olmoe flex_olmo dbrx gpt_oss llama4_text glm4_moe "
         "phimoe granitemoe granitemoeshared minimax_m2 ernie4_5_moe hunyuan_v1_moe dots1 exaone_moe "
-        "mimo_v2_flash solar_open jetmoe afmoe sarvam_moe granitemoe_swa cohere2_moe"
+        "solar_open"
     ),
     "mla": _names(
         "deepseek_v2 deepseek_v3 deepseek_v32 kimi_k2 minicpm3 glm4_moe_lite glm_moe_dsa longcat_flash youtu"
@@ -38,9 +36,9 @@ FAMILIES: dict[str, tuple[str, ...]] = {
     ),
     "mamba": _names("mamba falcon_mamba mamba2"),
     "encoder": _names(
-        "bert roberta xlm-roberta xlm-roberta-xl camembert distilbert deberta deberta-v2 modernbert "
-        "electra albert mpnet ernie roformer rembert eurobert nomic_bert gte bert-generation "
-        "megatron-bert roberta-prelayernorm data2vec-text esm"
+        "bert roberta xlm-roberta xlm-roberta-xl camembert distilbert deberta deberta-v2 modernbert electra "
+        "albert mpnet ernie roformer rembert eurobert nomic_bert gte bert-generation megatron-bert "
+        "roberta-prelayernorm data2vec-text esm"
     ),
     "encoder-decoder": _names(
         "t5 mt5 umt5 longt5 switch_transformers bart mbart pegasus marian m2m_100 blenderbot "
@@ -62,6 +60,27 @@ FAMILIES: dict[str, tuple[str, ...]] = {
 }
 
 NEAREST: dict[str, tuple[str, str]] = {
+    "olmo3": ("llama", "norms after the branches are counted as before them"),
+    "granite_swa": ("llama", "attention sinks are left out"),
+    "cohere2": ("llama", "its one LayerNorm a block is computed as two norms"),
+    "glm": ("llama", "its fused gate and bias are computed as Llama's"),
+    "glm4": ("llama", "its second pair of norms is left out"),
+    "exaone4": ("llama", "norms of queries and keys are left out"),
+    "nemotron": ("llama", "its two-matrix squared-ReLU feed-forward is computed as a gated one"),
+    "hunyuan_v1_dense": ("llama", "norms of queries and keys are left out"),
+    "seed_oss": ("llama", "its output bias differs"),
+    "arcee": ("llama", "its two-matrix squared-ReLU feed-forward is computed as a gated one"),
+    "apertus": ("llama", "its two-matrix xIELU feed-forward is computed as a gated one"),
+    "persimmon": ("llama", "its two-matrix feed-forward and biases are computed as Llama's"),
+    "bitnet": ("llama", "norms inside the branches are left out"),
+    "jais2": ("llama", "its two-matrix feed-forward is computed as a gated one"),
+    "hyperclovax": ("llama", "norms after the branches are left out"),
+    "jetmoe": ("moe", "experts in attention are not modelled"),
+    "afmoe": ("moe", "gated attention and shared experts are computed as Mixtral's"),
+    "sarvam_moe": ("moe", "shared experts and dense layers are computed as Mixtral's"),
+    "granitemoe_swa": ("moe", "attention sinks are left out"),
+    "cohere2_moe": ("moe", "its one norm a block is computed as two"),
+    "mimo_v2_flash": ("moe", "layers of two attention widths are computed as one"),
     "gemma3n_text": ("llama", "alternating updates and per-layer embeddings are not modelled"),
     "gemma4_text": ("llama", "per-layer embeddings and shared keys and values are not modelled"),
     "diffllama": ("llama", "the second attention map is not modelled"),

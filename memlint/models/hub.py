@@ -34,22 +34,27 @@ def fetch_config(model_id: str, *, timeout: float = TIMEOUT_SECONDS) -> dict[str
     Raises HubError.
     """
     try:
-        from huggingface_hub import hf_hub_url
-        from huggingface_hub.errors import (
+        from huggingface_hub import get_token, hf_hub_url
+        from huggingface_hub.utils import (
             EntryNotFoundError,
             GatedRepoError,
             HfHubHTTPError,
             RepositoryNotFoundError,
             RevisionNotFoundError,
+            get_session,
+            hf_raise_for_status,
         )
-        from huggingface_hub.utils import build_hf_headers, get_session, hf_raise_for_status
     except ImportError:
         raise HubError(f"asking the hub for `{model_id}` needs huggingface_hub: {INSTALL}") from None
     endpoint = os.environ.get("HF_ENDPOINT", "").rstrip("/") or None
     try:
         url = hf_hub_url(model_id, "config.json", endpoint=endpoint)
-        # identity: a compressed answer could be a thousand times as large as what was received
-        headers = {**build_hf_headers(), "Accept-Encoding": "identity"}
+        # identity: a compressed answer could be a thousand times as large as what was received. Headers of our own:
+        # huggingface_hub's build_hf_headers may itself ask the endpoint (2.4, agent harnesses).
+        headers = {"Accept-Encoding": "identity", "User-Agent": "memlint"}
+        token = get_token()
+        if token:
+            headers["Authorization"] = f"Bearer {token}"
         response, chunks = _open(get_session(), url, headers, timeout)
         try:
             hf_raise_for_status(response)
@@ -101,7 +106,9 @@ def _open(session: Any, url: str, headers: dict[str, str], timeout: float) -> tu
         response = session.send(request, stream=True, follow_redirects=True)
         return response, response.iter_bytes()
     response = session.get(url, headers=headers, timeout=timeout, stream=True, allow_redirects=True)
-    return response, response.iter_content(chunk_size=None)
+    read = getattr(response.raw, "read1", None)
+    # urllib3 before 2.1 cannot give what has arrived: small pieces keep a slow answer within its time.
+    return response, iter(lambda: read(65536), b"") if read is not None else response.iter_content(256)
 
 
 def _bounded(chunks: Iterator[bytes], timeout: float) -> bytes:

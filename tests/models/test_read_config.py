@@ -21,7 +21,7 @@ TINY: dict[str, Any] = {"hidden_size": 64, "num_hidden_layers": 3, "num_attentio
 FAMILIES = {
     "llama": (
         "llama mistral qwen2 qwen3 gemma gemma2 gemma3_text phi3 olmo olmo2 granite smollm3 starcoder2 cohere"
-        " stablelm glm glm4 nemotron exaone4 ernie4_5 hunyuan_v1_dense"
+        " stablelm ernie4_5"
     ),
     "moe": "mixtral qwen2_moe qwen3_moe olmoe gpt_oss llama4_text glm4_moe phimoe minimax_m2",
     "mla": "deepseek_v2 deepseek_v3 minicpm3",
@@ -40,6 +40,14 @@ def test_every_family_reads_a_small_config(family: str, model_type: str) -> None
     assert (found.hidden_size, found.num_hidden_layers, found.vocab_size) == (64, 3, 100)
     assert found.get("num_attention_heads") == 4
     assert found.get("num_key_value_heads") == 4
+
+
+@pytest.mark.parametrize("model_type", ["glm4", "exaone4", "nemotron", "gemma3n_text"])
+def test_a_type_that_is_only_near_says_what_is_not_modelled(model_type: str) -> None:
+    found = read(model_type=model_type, **TINY, num_key_value_heads=4)
+    assert found.family == "llama"
+    assert found.approximate is not None
+    assert found.approximate.startswith(f"`{model_type}` is computed as the nearest known shape: ")
 
 
 def test_an_absent_field_takes_the_default_of_the_class() -> None:
