@@ -12,6 +12,7 @@ from typing import Any, Callable
 from memlint.estimate.build import Build
 from memlint.estimate.engine.tape import Tape, Tensor
 from memlint.estimate.env import Env
+from memlint.estimate.errors import Unsupported
 from memlint.estimate.families.llama import Attention, Norm, Shape, layer_kinds, partial_rotary
 from memlint.estimate.families.llama import Model as LlamaModel
 from memlint.estimate.families.routers import (
@@ -23,8 +24,8 @@ from memlint.estimate.families.routers import (
     SparseMixerRouter,
     TopFirstRouter,
 )
-from memlint.estimate.ops.basic import activation, add, mul, saving_output, scale
 from memlint.estimate.ops.activations import activate
+from memlint.estimate.ops.basic import activation, add, mul, saving_output, scale
 from memlint.estimate.ops.experts import Experts
 from memlint.estimate.ops.views import split
 from memlint.estimate.stack import Stack
@@ -98,7 +99,7 @@ TYPES: dict[str, Mixture] = {
     "qwen3_moe": Mixture(shape=Shape(qk_norm="head", mlp_bias=False), sparse=_qwen_sparse),
     "olmoe": Mixture(shape=Shape(qk_norm="full", mlp_bias=False), width="intermediate_size"),
     "flex_olmo": Mixture(
-        shape=Shape(norm="olmo2", norms="post", qk_norm="full", mlp_bias=False), width="intermediate_size"
+        shape=Shape(norm="olmo2", norms="post", qk_norm="full", mlp_bias=False, rope_fp32=True), width="intermediate_size"
     ),
     "granitemoe": Mixture(
         shape=Shape(branch_scale=True, embed_scale=True),
@@ -119,14 +120,13 @@ TYPES: dict[str, Mixture] = {
         shared_width="shared_intermediate_size",
     ),
     "minimax_m2": Mixture(
-        shape=Shape(qkv_bias=False, o_bias=False, mlp_bias=False, qk_norm="full"),
+        shape=Shape(qkv_bias=False, o_bias=False, mlp_bias=False, qk_norm="full", rope_cat=True),
         router="sigmoid",
         experts="num_local_experts",
         width="intermediate_size",
     ),
-    "glm4_moe": Mixture(
-        shape=Shape(o_bias=False, mlp_bias=False, qk_norm="head?"), sparse=_after_dense, **_DEEPSEEK
-    ),
+    "glm4_moe": Mixture(shape=Shape(o_bias=False, mlp_bias=False, qk_norm="head", rope_cat=True), sparse=_after_dense, **_DEEPSEEK),
+    "glm4_moe:plain": Mixture(shape=Shape(o_bias=False, mlp_bias=False, rope_cat=True), sparse=_after_dense, **_DEEPSEEK),
     "dots1": Mixture(shape=Shape(mlp_bias=False, qk_norm="head"), sparse=_after_dense, **_DEEPSEEK),
     "solar_open": Mixture(shape=Shape(o_bias=False, mlp_bias=False), **_DEEPSEEK),
     "exaone_moe": Mixture(
@@ -156,6 +156,8 @@ TYPES: dict[str, Mixture] = {
 
 def mixture_of(a: Architecture) -> Mixture:
     """The row of a model type; a plain Qwen-like mixture where there is none."""
+    if a.model_type == "glm4_moe" and not a.get("use_qk_norm", False):
+        return TYPES["glm4_moe:plain"]
     return TYPES.get(a.model_type, Mixture())
 
 
@@ -232,7 +234,7 @@ def shared_width(a: Architecture, m: Mixture, width: int) -> int:
 def make_router(a: Architecture, b: Build, name: str, m: Mixture, experts: int) -> Router:
     """The router of a mixture."""
     k, h = int(a.get("num_experts_per_tok")), a.hidden_size
-    normalise = bool(a.get(m.normalise, False)) if isinstance(m.normalise, str) else m.normalise
+    normalise = bool(a.get(m.normalise, m.router == "grouped")) if isinstance(m.normalise, str) else m.normalise
     if m.router == "top-first":
         return TopFirstRouter(b, name, experts, k, h)
     if m.router == "sigmoid":
@@ -321,3 +323,18 @@ class Model(LlamaModel):
         self.rotary = int((a.get("head_dim") or a.hidden_size // a.get("num_attention_heads")) * partial_rotary(a))
         b.buffer(self.rotary // 2 * 4)
         b.buffer(self.rotary // 2 * 4)
+
+
+def body_of(a: Architecture) -> Callable[[Architecture, Build, Env], Any]:
+    """The class that builds a type's body.
+
+    Raises:
+        Unsupported: nobody has compared this type with its code.
+    """
+    if a.model_type == "gpt_oss":
+        from memlint.estimate.families import gpt_oss
+
+        return gpt_oss.Model
+    if a.model_type not in TYPES and a.approximate is None:
+        raise Unsupported(f"no memory model for `{a.model_type}` yet")
+    return Model

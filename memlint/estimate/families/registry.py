@@ -61,9 +61,10 @@ def _gpt(job: TrainingJob, build: Build, env: Env) -> Trainable:
 
 def _moe(job: TrainingJob, build: Build, env: Env) -> Trainable:
     from memlint.estimate.families.decoder import DecoderModel
-    from memlint.estimate.families.moe import Model
+    from memlint.estimate.families.moe import body_of
 
-    return DecoderModel(job, build, env, Model)
+    assert job.architecture is not None
+    return DecoderModel(job, build, env, body_of(job.architecture))
 
 
 FAMILIES: dict[str, Callable[[TrainingJob, Build, Env], Trainable]] = {

@@ -9,10 +9,10 @@ from __future__ import annotations
 from typing import Protocol
 
 from memlint.estimate.build import Build
-from memlint.estimate.engine.tape import Tape, Tensor
+from memlint.estimate.engine.tape import Node, Tape, Tensor
 from memlint.estimate.ops.attention import softmax
-from memlint.estimate.ops.basic import add, cast, saving_output, scale, shift
-from memlint.estimate.ops.gather import divide, divide_in_place, normalised, sum_last, take, topk
+from memlint.estimate.ops.basic import cast, cat, saving_output, scale, shift
+from memlint.estimate.ops.gather import divide, divide_in_place, masked_fill, normalised, sum_last, take, topk
 from memlint.estimate.ops.linear import linear
 
 Routed = tuple[Tensor, Tensor, Tensor]
@@ -118,36 +118,28 @@ class GroupedRouter:
         """See :class:`Router`."""
         logits = linear(f, cast(f, x, "fp32"), cast(f, self.weight, "fp32"))
         scores = saving_output(f, logits)
-        choice = shift(f, scores)
+        # The choice of experts gives ids only: its graph dies with its values, so nothing of it is saved.
         tokens, groups = x.shape[0], self.groups
+        choice = f.like(scores)
         best, places = topk(f, choice.view(tokens, groups, self.experts // groups), 2)
-        del places
-        group_scores = sum_last(f, best).view(tokens, groups)
+        group_scores = f.new((tokens, groups), "fp32")
         del best
-        values, ids = topk(f, group_scores.detach(), self.kept_groups)
+        values, ids = topk(f, group_scores, self.kept_groups)
         del values
         group_mask = f.new((tokens, groups), "fp32")
-        score_mask = f.new((tokens, self.experts), "fp32")
         flags = f.new((tokens, self.experts), "bool")
         inverse = f.new((tokens, self.experts), "bool")
         del flags
-        masked = masked_fill(f, choice, inverse)
-        del inverse
+        masked = f.like(scores)
         del choice
-        _, chosen = topk(f, masked, self.k)
+        values, chosen = topk(f, masked, self.k)
+        del values
         weights = take(f, scores, chosen)
         if self.normalise:
             weights = divide_in_place(f, weights, shift(f, sum_last(f, weights)))
-        del group_mask, score_mask, ids, group_scores
-        return logits, scale(f, weights), chosen
-
-
-def masked_fill(f: Tape, x: Tensor, mask: Tensor) -> Tensor:
-    """``x.masked_fill(mask, value)``: saves the mask."""
-    recorded = f.needs(x)
-    saved = f.save(mask) if recorded else ()
-    out = f.like(x)
-    return f.record(out, lambda tape, node, grad: (tape.like(grad),), (x,), saved) if recorded else out
+        weights = scale(f, weights)
+        del group_mask, places, ids, group_scores, inverse, masked
+        return logits, weights, chosen
 
 
 class ErnieRouter:
@@ -163,7 +155,7 @@ class ErnieRouter:
         outer, f.autocast = f.autocast, None
         logits = linear(f, cast(f, x, "fp32"), cast(f, self.weight, "fp32"))
         probabilities = softmax(f, logits)
-        _, ids = topk(f, shift(f, probabilities), self.k)
+        _, ids = topk(f, f.like(probabilities), self.k)
         weights = take(f, probabilities, ids)
         weights = divide(f, weights, shift(f, sum_last(f, weights)))
         f.autocast = outer
@@ -179,23 +171,30 @@ class SparseMixerRouter:
 
     def __call__(self, f: Tape, x: Tensor) -> Routed:
         """See :class:`Router`."""
-        logits = self.gate(f, x)
-        kept: list[Tensor] = []
-        multipliers: list[Tensor] = []
+        logits: Tensor = self.gate(f, x)
+        parts, ids = [], f.new((x.shape[0], 2), "int64")
         for _ in range(2):
-            mask = f.new(logits.shape, "bool")
-            gates = masked_fill(f, logits, mask)
+            factor = f.like(logits)
+            gates = masked_fill(f, logits, f.new(logits.shape, "bool"))
             noisy = f.like(gates)
-            ids = f.new((x.shape[0], 1), "int64")
+            chosen = f.new((x.shape[0], 1), "int64")
             del noisy
-            gates = softmax(f, gates)
-            multiplier = take(f, gates, ids)
-            kept += [mask, ids]
-            multipliers.append(multiplier)
-        weights = add(f, multipliers[0], multipliers[1])
-        out = f.record(f.new((x.shape[0], 2), weights.dtype), _halves, (weights,)) if weights.node else weights
-        return logits, out, f.new((x.shape[0], 2), "int64")
+            gates = softmax(f, gates, gates.dtype)
+            parts.append(_multiplier(f, logits, take(f, gates, chosen), chosen, gates))
+            del factor
+        return logits, cat(f, *parts), ids
 
 
-def _halves(f: Tape, node: object, grad: Tensor) -> tuple[Tensor]:
-    return (f.new((grad.shape[0], 1), grad.dtype),)
+def _multiplier(f: Tape, logits: Tensor, value: Tensor, ids: Tensor, gates: Tensor) -> Tensor:
+    """PhimoeMultiplier: an autograd function of its own whose gradient goes to the logits alone."""
+    recorded = f.needs(logits)
+    saved = f.save(value, ids, gates) if recorded else ()
+    out = f.like(value)
+    return f.record(out, _multiplier_backward, (logits,), saved) if recorded else out
+
+
+def _multiplier_backward(f: Tape, node: Node, grad: Tensor) -> tuple[Tensor]:
+    first, second = f.like(grad), f.like(grad)
+    out = f.new(node.shapes[0][0], grad.dtype)
+    del first, second
+    return (out,)

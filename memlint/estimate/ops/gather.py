@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from memlint.estimate.engine.pool import DECOMPOSED
 from memlint.estimate.engine.tape import Node, Shape, Tape, Tensor
+from memlint.estimate.ops.basic import broadcast, promoted
 
 
 def _put_backward(f: Tape, node: Node, grad: Tensor) -> tuple[Tensor]:
@@ -97,3 +98,55 @@ def sum_groups(f: Tape, x: Tensor, groups: int) -> Tensor:
     recorded = f.needs(x)
     out = f.new((x.shape[0] // groups, *x.shape[1:]), x.dtype)
     return f.record(out, _grouped_sum_backward, (x,), (), x.shape) if recorded else out
+
+
+def _one_like_grad(f: Tape, node: Node, grad: Tensor) -> tuple[Tensor]:
+    return (f.like(grad),)
+
+
+def masked_fill(f: Tape, x: Tensor, mask: Tensor) -> Tensor:
+    """``x.masked_fill(mask, value)``: saves the mask."""
+    recorded = f.needs(x)
+    saved = f.save(mask) if recorded else ()
+    out = f.like(x)
+    return f.record(out, _one_like_grad, (x,), saved) if recorded else out
+
+
+def _subtract_backward(f: Tape, node: Node, grad: Tensor) -> tuple[Tensor | None, Tensor | None]:
+    return (
+        grad if node.edges[0] is not None else None,
+        f.like(grad) if node.edges[1] is not None else None,
+    )
+
+
+def subtract(f: Tape, a: Tensor, b: Tensor) -> Tensor:
+    """``a - b``: saves nothing; the second gradient is the negated first."""
+    recorded = f.needs(a, b)
+    out = f.new(broadcast(a.shape, b.shape), promoted(a, b))
+    return f.record(out, _subtract_backward, (a, b)) if recorded else out
+
+
+def _clamp_backward(f: Tape, node: Node, grad: Tensor) -> tuple[Tensor]:
+    # clamp_backward: a mask for each bound, where(mask, grad, 0).
+    masks = [f.new(grad.shape, "bool") for _ in range(node.meta)]
+    out = f.like(grad)
+    del masks
+    return (out,)
+
+
+def clamp(f: Tape, x: Tensor, bounds: int = 2) -> Tensor:
+    """``x.clamp(min, max)``: saves its input."""
+    recorded = f.needs(x)
+    saved = f.save(x) if recorded else ()
+    out = f.like(x)
+    return f.record(out, _clamp_backward, (x,), saved, bounds) if recorded else out
+
+
+def _pass_backward(f: Tape, node: Node, grad: Tensor) -> tuple[Tensor]:
+    return (grad,)
+
+
+def expand(f: Tape, x: Tensor, shape: Shape) -> Tensor:
+    """``x.expand(shape)``: a view; its gradient is summed to x's shape (validate_outputs)."""
+    out = Tensor(shape, x.dtype, x.storage)
+    return f.record(out, _pass_backward, (x,)) if f.needs(x) else out
