@@ -5,45 +5,51 @@ from __future__ import annotations
 from typing import Any, Callable, Hashable, Sequence
 
 from memlint.estimate.build import Build
+from memlint.estimate.engine.pool import ACTIVATIONS, TEMPORARIES
 from memlint.estimate.engine.tape import Tape, Tensor
 from memlint.estimate.env import Env
 from memlint.estimate.sharding import Unit
 
-MIN_REPEATS = 4
-"""Fewer equal layers than this are run as they are: first, last, and at least two in between."""
+MIN_REPEATS = 3
+"""Fewer equal periods than this are run as they are."""
+MAX_PERIOD = 12
+"""Longest pattern of layer kinds that is looked for (hybrid models repeat after 4 to 8 layers)."""
 
 
 def groups_of(kinds: Sequence[Hashable]) -> list[tuple[int, int, int]]:
     """Divide a sequence of layer kinds into (start, period, count) runs.
 
-    A run of ``n`` equal periods becomes first, middle (``n - 2`` times) and last, so that the middle one is in its
-    steady state: its neighbours on both sides are of its own kind.
+    A periodic run becomes its first layer, then one period from the second layer on that stands for all that follow: every
+    copy of that period comes after a layer of the same kind, so the one that is really run is in its steady state. What is
+    left over at the end runs as it is.
     """
     result: list[tuple[int, int, int]] = []
     start, total = 0, len(kinds)
     while start < total:
-        period, repeats = _best_period(kinds, start)
-        if repeats >= MIN_REPEATS:
-            result.append((start, period, 1))
-            result.append((start + period, period, repeats - 2))
-            result.append((start + period * (repeats - 1), period, 1))
-            start += period * repeats
-        else:
-            result.append((start, 1, 1))
-            start += 1
+        result.append((start, 1, 1))
+        period, length = _longest_run(kinds, start)
+        start += 1
+        count = (length - 1) // period
+        if count >= MIN_REPEATS - 1:
+            result.append((start, period, count))
+            start += period * count
     return result
 
 
-def _best_period(kinds: Sequence[Hashable], start: int) -> tuple[int, int]:
+def _longest_run(kinds: Sequence[Hashable], start: int) -> tuple[int, int]:
+    """Period and length of the periodic run at ``start`` that leaves the fewest layers to run."""
+    total = len(kinds)
     best = (1, 1)
-    left = len(kinds) - start
-    for period in range(1, min(12, left // MIN_REPEATS) + 1):
-        pattern = kinds[start : start + period]
-        repeats = 1
-        while kinds[start + period * repeats : start + period * (repeats + 1)] == pattern:
-            repeats += 1
-        if repeats >= MIN_REPEATS and repeats * period > best[0] * best[1]:
-            best = (period, repeats)
+    saved = 0
+    for period in range(1, min(MAX_PERIOD, (total - start) // MIN_REPEATS) + 1):
+        end = start + period
+        while end < total and kinds[end] == kinds[end - period]:
+            end += 1
+        length = end - start
+        count = (length - 1) // period
+        if count >= MIN_REPEATS - 1 and (count - 1) * period > saved:
+            saved = (count - 1) * period
+            best = (period, length)
     return best
 
 
@@ -83,6 +89,7 @@ class Stack:
     def __call__(self, f: Tape, env: Env, x: Tensor, *others: Tensor) -> Tensor:
         """Run the layers on x; ``others`` go to each layer as they are (encoder states, position biases)."""
         held = None
+        _settle((env.state, others))
         for count, layers in self.groups:
             repeat = f.repeat_begin(count, (x,))
             for index, layer, unit in layers:
@@ -93,6 +100,22 @@ class Stack:
                 held, env.left = env.left, None
             f.repeat_end(repeat, (x,) if held is None else (x, held))
         return x
+
+
+def _settle(shared: Any) -> None:
+    """Count what all layers share (masks, rotary tables, encoder states) as activations before the first one saves it.
+
+    A label that changed inside a repeated block would count once for each of its copies.
+    """
+    if isinstance(shared, Tensor):
+        if shared.storage is not None and shared.storage.component == TEMPORARIES:
+            shared.storage.relabel(ACTIVATIONS)
+    elif isinstance(shared, dict):
+        for value in shared.values():
+            _settle(value)
+    elif isinstance(shared, (tuple, list)):
+        for value in shared:
+            _settle(value)
 
 
 class _Call:
