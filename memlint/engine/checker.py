@@ -122,7 +122,7 @@ def check_document(
     if any(problem.fatal for problem in document.problems):
         # Unreadable: ours to report only where what could be read, or the text, is that of a training config.
         known = dialect or (recognise(document) if isinstance(document.data, dict) else None)
-        if known is None and not (document.data is None and _has_config_key(document.text)):
+        if known is None and not (document.data is None and _has_config_key(document)):
             return [check.report(label=label, skipped=NOT_A_CONFIG)]
         report = check.report(label=label, dialect=known.name if known else None, no_prediction="unreadable")
         return [_with_findings(report, check, document, ())]
@@ -134,14 +134,16 @@ def check_document(
     return check_jobs(check, document, dialect, pragmas, label)
 
 
-def _has_config_key(text: str) -> bool:
+def _has_config_key(document: Document) -> bool:
     """Whether a text that does not parse has a training config's key in the place of a key."""
     import re
 
     from memlint.dialects.registry import DIALECTS
 
-    markers = "|".join(re.escape(mark) for dialect in DIALECTS for mark in dialect.markers)
-    return re.search(rf"^[ \t]*\"?(?:{markers})\"?[ \t]*:", text, re.M) is not None
+    # Other programs write DeepSpeed's keys into YAML; DeepSpeed itself reads JSON.
+    dialects = [dialect for dialect in DIALECTS if dialect.name != "deepspeed" or document.format == "json"]
+    markers = "|".join(re.escape(mark) for dialect in dialects for mark in dialect.markers)
+    return re.search(rf'^[ \t]*"?(?:{markers})"?[ \t]*:', document.text, re.M) is not None
 
 
 def check_jobs(

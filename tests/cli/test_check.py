@@ -244,11 +244,13 @@ def test_a_bare_model_config_is_validated_and_predicted_only_where_settings_say_
 def test_a_file_that_does_not_parse_is_a_finding(project, memlint):
     (project / "small.yaml").write_text((project / "small.yaml").read_text() + "parallelism: [\n")
     (project / "ci.yaml").write_text("on: [push\n")
+    (project / "neox.yml").write_text('{"zero_optimization": {"stage": 1\n  "train_batch_size": 4}}\n')
     code, out, _ = memlint("check", "--output-format", "concise")
     assert code == 1
     assert "small.yaml:" in out
     assert "error[MEM001] unreadable-file" in out
     assert "ci.yaml" not in out
+    assert "neox.yml" not in out
 
 
 @pytest.mark.parametrize(
