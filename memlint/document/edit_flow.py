@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any, Callable
 
 from memlint.document.positions import Lines
 from memlint.document.tree import Node
 from memlint.records import dataclass
+
+_LINE_TAIL = re.compile(r"([ \t]*,)?([ \t]*(?:(?:#|//)[^\r\n]*)?)(?=[\r\n]|$)")
 
 
 class EditRefused(Exception):
@@ -77,22 +80,37 @@ def insert_in_brackets(text: str, node: Node, key: Any, value: Any, notation: No
     line_start = lines.line_start(start)
     indent = indent_of(text, lines, start)
     if not text[line_start:start].strip(" \t\ufeff") and line_start > node.start:
-        return Replacement(end, end, f",{newline}{indent}{written(indent)}")
+        added = f"{newline}{indent}{written(indent)}"
+        line = _LINE_TAIL.match(text, end)
+        if line is None:  # the closing bracket stands on the same line
+            return Replacement(end, end, f",{added}")
+        comma, comment = line.group(1), line.group(2)
+        if comma:
+            return Replacement(line.end(), line.end(), f"{added},")
+        return Replacement(end, line.end(), f",{comment}{added}")
     return Replacement(end, end, f", {written(indent)}")
 
 
 def delete_in_brackets(text: str, node: Node, index: int) -> Replacement:
-    """Remove the pair or item at ``index`` with its comma."""
+    """Remove the pair or item at ``index`` with its comma; with its lines where it has them for itself."""
     parts = parts_of(node)
     start, end = parts[index]
-    if index > 0:
+    if len(parts) == 1:
+        if text[end : node.end - 1].strip(" \t\r\n,") or text[node.start + 1 : start].strip():
+            raise EditRefused("there is a comment inside the brackets, which would be left alone")
+        return Replacement(node.start + 1, node.end - 1, "")
+    lines = Lines(text)
+    line_start = lines.line_start(start)
+    tail = _LINE_TAIL.match(text, end)
+    if tail is not None and line_start > node.start and not text[line_start:start].strip():
+        after = lines.next_line(end)
+        if index < len(parts) - 1 or tail.group(1):
+            return Replacement(line_start, after, "")
         before = parts[index - 1][1]
-        if index == len(parts) - 1:
-            return Replacement(before, end, "")
-        return Replacement(start, parts[index + 1][0], "")
-    if len(parts) > 1:
-        return Replacement(start, parts[1][0], "")
-    rest = text[end : node.end - 1]
-    if rest.strip(" \t\r\n,") or text[node.start + 1 : start].strip():
-        raise EditRefused("there is a comment inside the brackets, which would be left alone")
-    return Replacement(node.start + 1, node.end - 1, "")
+        gap = text[before:line_start]
+        if gap.lstrip().startswith(","):
+            return Replacement(before, after, gap.replace(",", "", 1))
+    cut = (start, parts[index + 1][0]) if index < len(parts) - 1 else (parts[index - 1][1], end)
+    if text[cut[0] : start].strip(" \t\r\n,") or text[end : cut[1]].strip(" \t\r\n,"):
+        raise EditRefused("a comment stands between it and its neighbour")
+    return Replacement(*cut, "")

@@ -220,16 +220,17 @@ class _YamlEdit:
         if node.tag is not None or node.start < first_line:
             raise EditRefused("its value begins on the line of the key")
         end = self._end_of_lines(node.end)
-        head = self.text[colon_end:first_line]
+        block_start = self.lines.line_start(node.start)
+        head = self.text[colon_end:block_start]  # with comments that stand before the block
         if isinstance(value, dict) and value:
             inner = indent_of(self.text, self.lines, node.start) if node.kind == "mapping" else indent + self._step()
             return Replacement(
-                first_line, end, self.newline.join(block_lines(value, inner, self._step())) + self.newline
+                block_start, end, self.newline.join(block_lines(value, inner, self._step())) + self.newline
             )
         if isinstance(value, list) and value:
             inner = indent_of(self.text, self.lines, node.start) if node.kind == "sequence" else indent + self._step()
             items = [f"{inner}- {flow_text(item)}" for item in value]
-            return Replacement(first_line, end, self.newline.join(items) + self.newline)
+            return Replacement(block_start, end, self.newline.join(items) + self.newline)
         new = flow_text(value) if isinstance(value, (dict, list)) else scalar_text(value, "", flow=False)
         return Replacement(colon_end, end, f" {new}{head}")
 

@@ -7,7 +7,7 @@ import re
 from typing import Any
 
 from memlint.document.json_tree import JsonMistake, JsonTreeReader, data_of, duplicate_pairs
-from memlint.document.limits import MAX_DEPTH, MAX_PROBLEMS, MAX_VALUES
+from memlint.document.limits import MAX_DEPTH, MAX_PROBLEMS, MAX_SLOW_VALUES, MAX_VALUES
 from memlint.document.model import SyntaxProblem
 from memlint.document.positions import BOM, Lines, excerpt, problem_at
 
@@ -42,7 +42,12 @@ def read_json(text: str, *, hjson: bool = False) -> tuple[Any, list[SyntaxProble
     if dense and _too_many(data):
         message = f"more than {MAX_VALUES:,} values; memlint does not read such a file"
         return None, [problem_at(text, message, 0)]
-    return data, _doubled(text, JsonTreeReader(text).read()) if doubled else []
+    if not doubled:
+        return data, []
+    try:
+        return data, _doubled(text, JsonTreeReader(text, limit=MAX_SLOW_VALUES).read())
+    except JsonMistake:  # too many values to look for the places
+        return data, [problem_at(text, "a key is given twice; the last one wins", 0, fatal=False)]
 
 
 def _too_many(data: Any) -> bool:
@@ -59,7 +64,7 @@ def _too_many(data: Any) -> bool:
 
 
 def _read_slowly(text: str, error: Exception | None, hjson: bool) -> tuple[Any, list[SyntaxProblem]]:
-    reader = JsonTreeReader(text)
+    reader = JsonTreeReader(text, limit=MAX_SLOW_VALUES)
     try:
         root = reader.read()
     except JsonMistake as mistake:

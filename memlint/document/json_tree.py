@@ -47,8 +47,9 @@ class JsonMistake(Exception):
 class JsonTreeReader:
     """Reads one JSON text; ``notes`` holds (what, start, end) of each thing that strict JSON refuses."""
 
-    def __init__(self, text: str) -> None:
-        """Start at the beginning of ``text``."""
+    def __init__(self, text: str, *, limit: int = MAX_VALUES) -> None:
+        """Start at the beginning of ``text``, to read at most ``limit`` values."""
+        self.limit = limit
         self.text = text
         self.at = 1 if text.startswith(BOM) else 0
         self.depth = 0
@@ -90,8 +91,8 @@ class JsonTreeReader:
 
     def _value(self) -> Node:
         self.count += 1
-        if self.count > MAX_VALUES:
-            message = f"more than {MAX_VALUES:,} values; memlint does not read such a file"
+        if self.count > self.limit:
+            message = f"more than {self.limit:,} values; memlint does not read such a file"
             raise JsonMistake(message, self.at, bound=True)
         character = self.text[self.at : self.at + 1]
         if character in ("{", "["):

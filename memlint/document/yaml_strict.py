@@ -15,6 +15,8 @@ from yaml.nodes import Node, ScalarNode
 from memlint.document.positions import BOM
 
 _LINE_REST = re.compile(r"[^\r\n]*")
+_MAX_LINES = 5000
+"""Lines with a tab that are looked at."""
 _HASH = re.compile(r"(?<![^ \t\r\n])#")
 
 
@@ -55,7 +57,9 @@ def _refused_tab(text: str, roots: Iterable[Node], base: int) -> int | None:
         return scalars[at] if at >= 0 and offset < scalars[at][1] else None
 
     at = text.find("\t")
-    while at >= 0:
+    for _ in range(_MAX_LINES):
+        if at < 0:
+            break
         scalar = around(at)
         if scalar is not None and scalar[2]:
             at = text.find("\t", scalar[1])
