@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import json
 import os
-from typing import Any, NamedTuple
+from typing import Any
+
+from memlint.records import dataclass
 
 _TEXT: list[str] = []
 
@@ -28,7 +30,8 @@ QUANTIZATIONS: dict[str, dict[str, Any]] = {
 """quantization_config of the quantised copies in the catalog, as their publishers write it."""
 
 
-class Row(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Row:
     """One model of the catalog."""
 
     id: str

@@ -7,8 +7,7 @@ from typing import Any, Mapping
 from memlint.models.architecture import Architecture
 from memlint.models.consistency import contradictions
 from memlint.models.families import family_of, nearest_family
-from memlint.models.fill import UNREADABLE, fill
-from memlint.models.remote import REMOTE
+from memlint.models.fill import UNREADABLE, fill, remote_of
 from memlint.models.validate import ConfigProblem, accepts, explain
 
 DTYPES = {
@@ -87,7 +86,7 @@ def _architecture(
 ) -> Architecture | list[ConfigProblem]:
     known_as = str(values.get("model_type") or model_type)
     family, approximate = family_of(known_as)
-    remote = REMOTE.get(model_type) if known_as != model_type else None
+    remote = remote_of(model_type) if known_as != model_type else None
     if remote is not None and remote.approximate is not None:
         approximate = f"`{model_type}` is code on the hub: {remote.approximate}"
     text = _text(values)

@@ -6,7 +6,7 @@ keeps them the same. Limits are far beyond any published model; they exist becau
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from memlint.records import dataclass
 
 MAX_WIDTH = 2**20
 MAX_INNER = 2**22
@@ -20,7 +20,8 @@ MAX_VALUES = 200_000
 """Values in one config (the largest published one, with id2label of ImageNet-21k, has about 45,000)."""
 
 
-class Kind(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Kind:
     """What a field may hold."""
 
     type: str

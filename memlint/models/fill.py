@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any, Mapping
+from typing import TYPE_CHECKING, Any, Mapping
 
 from memlint.models.defaults import class_defaults
 from memlint.models.derive import apply_rule
 from memlint.models.fields import FIELDS
-from memlint.models.remote import REMOTE, Remote
 from memlint.models.special import AFTER, BEFORE, LEGACY_LAYER_TYPES
+
+if TYPE_CHECKING:
+    from memlint.models.remote import Remote
 
 UNREADABLE = (KeyError, TypeError, ValueError, ZeroDivisionError, AttributeError, OverflowError, IndexError)
 """What a rule raises when a config lacks a field it needs or holds nonsense in one that the schema does not know."""
@@ -44,7 +46,7 @@ def fill(stated: Mapping[str, Any], model_type: str) -> dict[str, Any]:
     Names that the config itself uses are kept. For a remote-code type the class it resembles serves; for a type
     nobody knows only standard names are added. Raises one of :data:`UNREADABLE` on values no rule can use.
     """
-    remote = REMOTE.get(model_type) if class_defaults(model_type) is None else None
+    remote = remote_of(model_type)
     like = remote.like if remote is not None else model_type
     if remote is not None:
         stated = _renamed(stated, remote)
@@ -80,6 +82,15 @@ def fill(stated: Mapping[str, Any], model_type: str) -> dict[str, Any]:
     _standard_names(values, like)
     _common(values, stated)
     return values
+
+
+def remote_of(model_type: str) -> Remote | None:
+    """Return what a type that only exists as code on the hub is computed as; None for a type of transformers."""
+    if class_defaults(model_type) is not None:
+        return None
+    from memlint.models.remote import REMOTE
+
+    return REMOTE.get(model_type)
 
 
 def _renamed(stated: Mapping[str, Any], remote: Remote) -> dict[str, Any]:

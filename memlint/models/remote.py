@@ -6,19 +6,22 @@ class of transformers. Where size and shape are not the same, ``approximate`` sa
 
 from __future__ import annotations
 
-from typing import Any, Mapping, NamedTuple
+from typing import Any, Mapping
+
+from memlint.records import dataclass, field
 
 
-class Remote(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Remote:
     """A model_type that only exists as code on the hub: what it is computed as."""
 
     like: str
     """model_type of transformers whose class defaults and family serve."""
     approximate: str | None = None
     """What differs; None where shape and size are the same."""
-    names: Mapping[str, str] = {}
+    names: Mapping[str, str] = field(default_factory=dict)
     """Its own field name -> the field of ``like``."""
-    values: Mapping[str, Any] = {}
+    values: Mapping[str, Any] = field(default_factory=dict)
     """Fields that differ from the class defaults of ``like``."""
 
 

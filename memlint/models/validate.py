@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any, Mapping, NamedTuple
+from typing import Any, Mapping
 
 from memlint.models.fields import FIELDS, MAX_DEPTH, MAX_LAYERS, MAX_VALUES, PARTS, Kind
+from memlint.records import dataclass
 
 KeyPath = tuple[str | int, ...]
 
 
-class ConfigProblem(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class ConfigProblem:
     """Something wrong in a HF config: where, and one sentence (lower case, no full stop)."""
 
     key: KeyPath
