@@ -13,10 +13,15 @@ from typing import Any
 from memlint.estimate.adapters import LoraLinear, QuantizedWeight, matches
 from memlint.estimate.engine.tape import Leaf, Tape, Tensor
 from memlint.estimate.ops.linear import Weight, embedding, linear
+from memlint.estimate.peft_kinds import KINDS
 from memlint.estimate.records import Record
 from memlint.estimate.sharding import Sharding
-from memlint.job import TrainingJob
+from memlint.job import Lora, TrainingJob
 from memlint.units import DTYPE_BYTES
+
+
+LORA_METHODS = ("lora", "qlora", "adalora", "dora")
+"""Methods that put a low-rank branch beside linear layers."""
 
 
 class Linear:
@@ -69,7 +74,9 @@ class Build:
         self.layer_frozen = False
         method = job.training.method
         self.adapter = method not in ("full", "freeze")
-        self.lora = job.training.lora if method in ("lora", "qlora") or job.training.lora is not None else None
+        self.lora = job.training.lora
+        if self.lora is None and (method in LORA_METHODS):
+            self.lora = Lora()
 
     def _trainable(self, name: str, *, adapter: bool = False) -> bool:
         training = self.training
@@ -140,6 +147,12 @@ class Build:
         offset = self.parameter(f"{name}.bias", outputs) if bias else None
         base = Linear(weight, offset) if isinstance(weight, Weight) else weight.module(offset)
         lora = self.lora
+        kind = KINDS.get(self.training.method)
+        if kind is not None and not plain:
+            lora = lora or Lora(targets=kind[1])
+            if matches(lora.targets, name, self.job.architecture):
+                return kind[0](self, name, base, inputs, outputs, lora)
+            return base
         if lora is None or plain or not matches(lora.targets, name, self.job.architecture):
             return base
         return LoraLinear.build(self, name, base, inputs, outputs, lora)

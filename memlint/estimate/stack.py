@@ -19,9 +19,9 @@ MAX_PERIOD = 12
 def groups_of(kinds: Sequence[Hashable]) -> list[tuple[int, int, int]]:
     """Divide a sequence of layer kinds into (start, period, count) runs.
 
-    A periodic run becomes its first layer, then one period from the second layer on that stands for all that follow: every
-    copy of that period comes after a layer of the same kind, so the one that is really run is in its steady state. What is
-    left over at the end runs as it is.
+    A periodic run becomes its first layer, then one period from the second layer on that stands for all that follow:
+    every copy of that period comes after a layer of the same kind, so the one that is really run is in its steady
+    state. What is left over at the end runs as it is.
     """
     result: list[tuple[int, int, int]] = []
     start, total = 0, len(kinds)

@@ -12,6 +12,7 @@ from memlint.estimate.errors import Unsupported
 from memlint.estimate.heads import CausalHead, ClassificationHead
 from memlint.estimate.ops.basic import slice_of
 from memlint.estimate.ops.fused_loss import summed
+from memlint.estimate.peft_kinds import prompt_parameters
 from memlint.job import TrainingJob
 from memlint.models.architecture import Architecture
 
@@ -33,6 +34,7 @@ class DecoderModel:
         self.job, self.build = job, build
         self.objective = job.training.objective
         self.body = body(a, build, env)
+        self.prompt_tokens = prompt_parameters(build, a)
         self.head: Any
         if self.objective == "causal-lm" or self.objective in POLICY:
             self.head = self._language_head(a, self.body)
@@ -55,7 +57,7 @@ class DecoderModel:
         """ids, labels and, with padding, a mask: [B, S] int64 each."""
         training = self.job.training
         rows = training.micro_batch_size * (2 if self.objective in PAIRED else 1)
-        length = -(-training.sequence_length // self.job.parallelism.context)
+        length = -(-training.sequence_length // self.job.parallelism.context) + self.prompt_tokens
         shape = (rows, length)
         labels = shape if self.objective not in ("sequence-classification", "reward") else shape[:1]
         return Batch(
