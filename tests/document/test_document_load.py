@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import datetime
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -307,3 +309,38 @@ class TestSpans:
 
     def test_a_broken_document_has_places_too(self) -> None:
         assert only("a: [\n").value_span(("a",)) == Span(1, 1, 1, 1)
+
+
+def test_without_the_c_reader_values_problems_and_places_are_the_same() -> None:
+    code = (
+        "import sys, yaml; del yaml.CSafeLoader\n"
+        "from memlint.document.load import load_documents\n"
+        "from memlint.document.yaml_loader import HAS_C_READER\n"
+        "assert not HAS_C_READER\n"
+        "for text in eval(sys.stdin.read()):\n"
+        "    for document in load_documents(text, 'a.yaml'):\n"
+        "        places = sorted(document.spans().items(), key=repr)\n"
+        "        fatal = [(problem.span[:2], problem.fatal) for problem in document.problems]\n"
+        "        print(repr(document.data), places, fatal)\n"
+        "print(load_documents('a: 1\\n' * 30_000, 'a.yaml')[0].problems[0].message)\n"
+    )
+    texts = [
+        YAML_VALUES.replace("set: !!set {x, y}\n", ""),
+        TestSpans.TEXT,
+        "a: 1\na: 2\n",
+        "a: &a [*a]\n",
+        "é: !x 1\r\nb:\r\n- c: |\r\n    d\r\n",
+        "\ufeffa: 1\n---\nb: 2\n",
+    ]
+    done = subprocess.run(
+        [sys.executable, "-c", code], input=repr(texts), capture_output=True, text=True, check=True, encoding="utf-8"
+    )
+    lines = done.stdout.splitlines()
+    expected = []
+    for text in texts:
+        for document in load_documents(text, "a.yaml"):
+            places = sorted(document.spans().items(), key=repr)
+            fatal = [(problem.span[:2], problem.fatal) for problem in document.problems]
+            expected.append(f"{document.data!r} {places} {fatal}")
+    assert lines[:-1] == expected
+    assert "without its C reader" in lines[-1]
