@@ -18,7 +18,8 @@ from memlint.models.architecture import Architecture
 
 
 def _bloom_gelu_backward(f: Tape, node: Node, grad: Tensor) -> tuple[Tensor]:
-    # bloom_gelu_back, statement by statement: tanh_out, then ff from its left factor, its right factor and the second term.
+    # bloom_gelu_back, statement by statement: tanh_out, then ff from its left factor, its right factor and the second
+    # term.
     like = f.like
     inner = like(grad)
     cubic = like(grad)

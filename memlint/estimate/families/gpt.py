@@ -15,6 +15,11 @@ MODULES = {
     "opt": "opt",
     "bloom": "bloom",
     "falcon": "falcon",
+    "gptj": "gptj",
+    "codegen": "gptj",
+    "gpt_neo": "gpt_neo",
+    "gpt_bigcode": "gpt_bigcode",
+    "mpt": "mpt",
 }
 """model_type -> module of this package that holds its ``Model``; modules load on first use."""
 

@@ -1,6 +1,7 @@
 """GPT-2 and its nearest kin: learned positions, fused projection, pre-norm blocks (gpt2, gpt_bigcode, gpt_neo).
 
-Sources: transformers 5.24 models/{gpt2,gpt_bigcode,gpt_neo}/modeling_*.py. Other types of the family live beside this module.
+Sources: transformers 5.24 models/{gpt2,gpt_bigcode,gpt_neo}/modeling_*.py. Other types of the family live beside this
+module.
 """
 
 from __future__ import annotations
@@ -83,14 +84,16 @@ class Model:
     """GPT2Model: ids [B, S] -> hidden states [B, S, H]."""
 
     head_bias = False
+    block = Block
+    embedding_dropout = "embd_pdrop"
 
     def __init__(self, a: Architecture, b: Build, env: Env) -> None:
         self.a, self.env = a, env
         h = a.hidden_size
         self.embed = b.embedding("transformer.wte", b.training.vocab_size or a.vocab_size, h)
         self.positions = b.embedding("transformer.wpe", int(a.get("max_position_embeddings")), h)
-        self.dropout = float(a.get("embd_pdrop", 0.0))
-        self.layers = Stack(b, ["block"] * a.num_hidden_layers, lambda build, kind, i: Block(a, build, kind, i, env))
+        self.dropout = float(a.get(self.embedding_dropout, 0.0))
+        self.layers = Stack(b, ["block"] * a.num_hidden_layers, lambda build, kind, i: self.block(a, build, kind, i, env))
         self.norm = LayerNorm(b, "transformer.ln_f", h)
 
     def __call__(self, f: Tape, batch: Batch) -> Tensor:

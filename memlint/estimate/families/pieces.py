@@ -1,4 +1,6 @@
-"""What several families of the earlier transformer shapes share: layer norms, and attention that also returns its weights."""
+"""What several families of the earlier transformer shapes share: layer norms, and attention that also returns its
+weights.
+"""
 
 from __future__ import annotations
 
@@ -46,11 +48,13 @@ def attend(
     style: str = "fp32",
     dense: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
-    """Attention as the job asks for it: q [B, h, S, D], k and v [B, kv, T, D] -> [B, S, h*D], and its weights under eager.
+    """Attention as the job asks for it: q [B, h, S, D], k and v [B, kv, T, D] -> [B, S, h*D], and its weights under
+    eager.
 
     The weights are returned as transformers returns them: the caller's ``_`` keeps them alive until the block is done.
-    ``style`` of eager: ``fp32`` for ``softmax(dtype=float32).to(query.dtype)``, ``plain`` for softmax in the dtype of the scores,
-    ``upcast`` for gptj's scores in fp32. ``dense``: q and k are contiguous [B, h, S, D] (made by cat), so matmul copies neither.
+    ``style`` of eager: ``fp32`` for ``softmax(dtype=float32).to(query.dtype)``, ``plain`` for softmax in the dtype of
+    the scores, ``upcast`` for gptj's scores in fp32. ``dense``: q and k are contiguous [B, h, S, D] (made by cat), so
+    matmul copies neither.
     """
     if env.attention == "eager":
         return eager(f, q, k, v, mask, p, style=style, dense=dense)
@@ -91,7 +95,9 @@ def _scores(f: Tape, q: Tensor, k: Tensor, style: str, copy_q: bool, copy_k: boo
 
 
 def rotate_pairs(f: Tape, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-    """apply_rotary_pos_emb of gpt_neox: the first ``cos.shape[-1]`` of each head turn, the rest is concatenated as it is."""
+    """apply_rotary_pos_emb of gpt_neox: the first ``cos.shape[-1]`` of each head turn, the rest is concatenated as it
+    is.
+    """
     width, rest = cos.shape[-1], q.shape[-1] - cos.shape[-1]
     q_rot, q_pass = slice_of(f, q, (*q.shape[:-1], width)), slice_of(f, q, (*q.shape[:-1], rest))
     k_rot, k_pass = slice_of(f, k, (*k.shape[:-1], width)), slice_of(f, k, (*k.shape[:-1], rest))
@@ -114,4 +120,18 @@ def _half_turned(f: Tape, x: Tensor, half: tuple[int, ...]) -> Tensor:
 
 def joined(f: Tape, turned: Tensor, rest: Tensor) -> Tensor:
     """``cat((turned, rest), -1)``; autocast casts to the widest dtype first (promote list of autocast_mode.h)."""
-    return cat(f, turned, cast(f, rest, turned.dtype))
+    return cat(f, turned, rest if f.autocast is None else cast(f, rest, turned.dtype))
+
+
+def turn_every_two(f: Tape, x: Tensor, width: int, tables: Tensor) -> Tensor:
+    """apply_rotary_pos_emb of gptj and codegen: sin and cos repeated for each use, neighbours paired."""
+    shape = (1, x.shape[1], 1, width)
+    sin = f.new(shape, tables.dtype)
+    cos = f.new(shape, tables.dtype)
+    return add(f, mul(f, x, cos), mul(f, _every_two(f, x), sin))
+
+
+def _every_two(f: Tape, x: Tensor) -> Tensor:
+    half = (*x.shape[:-1], x.shape[-1] // 2)
+    first, second = slice_of(f, x, half), slice_of(f, x, half)
+    return cat(f, scale(f, second), first)

@@ -85,3 +85,35 @@ def add_in_place(f: Tape, x: Tensor, other: Tensor) -> Tensor:
     """``x += other``: x's storage; both gradients are the incoming one."""
     out = x.detach()
     return f.record(out, _sum_backward, (x, other)) if f.needs(x, other) else out
+
+
+def where(f: Tape, x: Tensor) -> Tensor:
+    """``torch.where(buffer, x, number)``: saves only the condition, which is a buffer; the gradient is a new tensor."""
+    recorded = f.needs(x)
+    out = f.like(x)
+    return f.record(out, _scale_backward, (x,)) if recorded else out
+
+
+def masked_fill(f: Tape, x: Tensor, mask: Tensor) -> Tensor:
+    """``x.masked_fill(mask, number)``: saves the mask; the gradient is a new tensor."""
+    recorded = f.needs(x)
+    saved = f.save(mask) if recorded else ()
+    out = f.like(x)
+    return f.record(out, _scale_backward, (x,), saved) if recorded else out
+
+
+def _clamp_backward(f: Tape, node: Node, grad: Tensor) -> tuple[Tensor]:
+    # clamp_backward: where((self >= min).logical_and_(self <= max), grad, 0).
+    above = f.new(grad.shape, "bool")
+    below = f.new(grad.shape, "bool")
+    out = f.like(grad)
+    del above, below
+    return (out,)
+
+
+def clamp(f: Tape, x: Tensor) -> Tensor:
+    """``x.clamp(min, max)``: saves its input."""
+    if not f.needs(x):
+        return f.like(x)
+    saved = f.save(x)
+    return f.record(f.like(x), _clamp_backward, (x,), saved)

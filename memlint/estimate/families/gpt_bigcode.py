@@ -1,0 +1,67 @@
+"""GPTBigCode (StarCoder, SantaCoder): GPT-2 with one key and value head for all queries.
+
+Source: transformers 5.24 models/gpt_bigcode/modeling_gpt_bigcode.py.
+"""
+
+from __future__ import annotations
+
+from memlint.estimate.build import Build
+from memlint.estimate.engine.tape import Tape, Tensor
+from memlint.estimate.env import Env
+from memlint.estimate.families import gpt2
+from memlint.estimate.families.pieces import LayerNorm, attend, heads_of
+from memlint.estimate.ops.basic import dropout
+from memlint.estimate.ops.views import split
+from memlint.models.architecture import Architecture
+
+
+class Attention:
+    """GPTBigCodeAttention."""
+
+    def __init__(self, a: Architecture, b: Build, name: str) -> None:
+        h = a.hidden_size
+        self.heads = int(a.get("num_attention_heads"))
+        self.width = h // self.heads
+        self.multi_query = bool(a.get("multi_query", True))
+        kv = self.width if self.multi_query else h
+        self.c_attn = b.linear(f"{name}.c_attn", h, h + 2 * kv, True)
+        self.c_proj = b.linear(f"{name}.c_proj", h, h, True)
+        self.dropout = float(a.get("attn_pdrop", 0.0))
+        self.residual_dropout = float(a.get("resid_pdrop", 0.0))
+
+    def __call__(self, f: Tape, env: Env, x: Tensor) -> tuple[Tensor, Tensor | None]:
+        """x [B, S, H] -> [B, S, H], attention weights."""
+        b, s, h = x.shape
+        if self.multi_query:
+            one = (b, 1, s, self.width)
+            q, k, v = split(f, self.c_attn(f, x), (b, 1, s, h), one, one)
+            q = heads_of(q, self.heads, self.width)
+        else:
+            part = (b, self.heads, s, self.width)
+            q, k, v = split(f, self.c_attn(f, x), part, part, part)
+        out, weights = attend(f, env, q, k, v, env.state["mask"], self.dropout)
+        out = self.c_proj(f, out)
+        out = dropout(f, out, self.residual_dropout)
+        return out, weights
+
+
+class Block(gpt2.Block):
+    """GPTBigCodeBlock."""
+
+    def __init__(self, a: Architecture, b: Build, kind: str, index: int, env: Env) -> None:
+        name = f"transformer.h.{index}"
+        self.env = env
+        self.ln_1 = LayerNorm(b, f"{name}.ln_1", a.hidden_size)
+        self.attn = Attention(a, b, f"{name}.attn")
+        self.ln_2 = LayerNorm(b, f"{name}.ln_2", a.hidden_size)
+        self.mlp = gpt2.Mlp(a, b, f"{name}.mlp", int(a.get("n_inner") or 4 * a.hidden_size))
+
+
+class Model(gpt2.Model):
+    """GPTBigCodeModel: ids [B, S] -> hidden states [B, S, H]."""
+
+    block = Block
+
+    def __init__(self, a: Architecture, b: Build, env: Env) -> None:
+        super().__init__(a, b, env)
+        b.buffer(int(a.get("max_position_embeddings")) ** 2)
