@@ -63,15 +63,15 @@ class TextAttention(Attention):
     def rotated(self, f: Tape, q: Tensor, k: Tensor, angles: Tensor) -> tuple[Tensor, Tensor]:
         """apply_rotary_emb: a complex product of the fp32 values, cast back."""
         first, second = cast(f, q, "fp32"), cast(f, k, "fp32")
-        turned, other = _turned(f, first, angles), _turned(f, second, angles)
-        return cast(f, turned, q.dtype), cast(f, other, k.dtype)
+        first, second = turned(f, first, angles), turned(f, second, angles)
+        return cast(f, first, q.dtype), cast(f, second, k.dtype)
 
 
 def _like_grad(f: Tape, node: Node, grad: Tensor) -> tuple[Tensor]:
     return (f.like(grad),)
 
 
-def _turned(f: Tape, x: Tensor, angles: Tensor) -> Tensor:
+def turned(f: Tape, x: Tensor, angles: Tensor) -> Tensor:
     """``view_as_complex(x) * angles`` seen as real again: x [B, S, h, D] fp32; saves the angles."""
     recorded = f.needs(x)
     saved = f.save(angles) if recorded else ()

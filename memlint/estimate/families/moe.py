@@ -18,6 +18,7 @@ from memlint.estimate.families.llama import Model as LlamaModel
 from memlint.estimate.families.routers import (
     ErnieRouter,
     GroupedRouter,
+    GroupedSoftmaxRouter,
     Router,
     SigmoidRouter,
     SoftmaxRouter,
@@ -250,6 +251,9 @@ def make_router(a: Architecture, b: Build, name: str, m: Mixture, experts: int) 
             kept_groups=int(a.get("topk_group", 1)),
             normalise=normalise,
         )
+    if m.router == "grouped-softmax":
+        limited = a.get("topk_method") == "group_limited_greedy"
+        return GroupedSoftmaxRouter(b, name, experts, k, h, limited=limited)
     if m.router == "ernie":
         return ErnieRouter(b, name, experts, k, h)
     if m.router == "sparsemixer":

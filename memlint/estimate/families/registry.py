@@ -67,9 +67,17 @@ def _moe(job: TrainingJob, build: Build, env: Env) -> Trainable:
     return DecoderModel(job, build, env, body_of(job.architecture))
 
 
+def _mla(job: TrainingJob, build: Build, env: Env) -> Trainable:
+    from memlint.estimate.families.decoder import DecoderModel
+    from memlint.estimate.families.mla import Model
+
+    return DecoderModel(job, build, env, Model)
+
+
 FAMILIES: dict[str, Callable[[TrainingJob, Build, Env], Trainable]] = {
     "llama": _decoder,
     "gpt2": _gpt,
     "moe": _moe,
+    "mla": _mla,
 }
 """Family name of an Architecture -> builder; modules load on first use."""

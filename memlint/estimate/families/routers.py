@@ -142,6 +142,23 @@ class GroupedRouter:
         return logits, weights, chosen
 
 
+class GroupedSoftmaxRouter:
+    """deepseek_v2: softmax in fp32, greedy top-k or top-k within the best groups, weights scaled and kept in fp32."""
+
+    def __init__(self, b: Build, name: str, experts: int, k: int, hidden: int, *, limited: bool) -> None:
+        self.weight = b.parameter(f"{name}.weight", experts, hidden, dtype="fp32")
+        self.k, self.limited = k, limited
+
+    def __call__(self, f: Tape, x: Tensor) -> Routed:
+        """See :class:`Router`."""
+        logits = linear(f, cast(f, x, "fp32"), cast(f, self.weight, "fp32"))
+        scores = softmax(f, logits, "fp32")
+        if self.limited:
+            scores = masked_fill(f, scores, f.new(scores.shape, "bool"))
+        values, ids = topk(f, scores, self.k)
+        return logits, scale(f, values), ids
+
+
 class ErnieRouter:
     """ernie4_5_moe: softmax in fp32 without autocast, biased choice, weights divided by their clamped sum."""
 

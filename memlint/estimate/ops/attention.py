@@ -84,7 +84,9 @@ def _fused_backward(f: Tape, node: Node, grad: Tensor) -> tuple[Tensor | None, .
     return grads
 
 
-def fused_attention(f: Tape, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
+def fused_attention(
+    f: Tape, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, *, efficient: bool = False
+) -> Tensor:
     """Flash or memory-efficient kernel: saves q, k, v, the output and one fp32 log-sum-exp per query and head."""
     b, heads, s, _ = q.shape
     recorded = f.needs(q, k, v)
@@ -97,7 +99,19 @@ def fused_attention(f: Tape, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | Non
     if not recorded:
         return out
     saved += f.save(out, lse)
-    return f.record(out, _fused_backward, (q, k, v), saved, backward_scratch(q, k))
+    scratch = efficient_scratch(q, k) if efficient else backward_scratch(q, k)
+    return f.record(out, _fused_backward, (q, k, v), saved, scratch)
+
+
+def efficient_scratch(q: Tensor, k: Tensor) -> int:
+    """Bytes of scratch inside the memory-efficient backward kernel.
+
+    attention_backward.cu (torch 2.13): delta [B, h, S] fp32 and, for 16-bit inputs, fp32 accumulators of the gradients of
+    q, k and v.
+    """
+    b, heads, s, d = q.shape
+    total = b * heads * s * 4
+    return total if q.dtype == "fp32" else total + b * heads * (s + 2 * k.shape[2]) * d * 4
 
 
 def backward_scratch(q: Tensor, k: Tensor) -> int:
@@ -121,7 +135,9 @@ def _interleave(f: Tape, x: Tensor, heads: int) -> Tensor:
     return expand_copy(f, x.view(b, kv, s, d), (b, heads, s, d)) if kv > 1 else copy(f, x, (b, heads, s, d))
 
 
-def math_attention(f: Tape, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *, causal: bool) -> Tensor:
+def math_attention(
+    f: Tape, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, p: float = 0.0, *, causal: bool
+) -> Tensor:
     """The math back end: q and k scaled by the root of the scale, S x S weights kept (attention.cpp, sdp math)."""
     b, heads, s, _ = q.shape
     if k.shape[1] != heads:
@@ -137,6 +153,7 @@ def math_attention(f: Tape, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None
     if mask is not None:
         weights = add(f, weights, mask)
     weights = softmax(f, weights)
+    weights = dropout(f, weights, p)
     out = matmul(f, weights, v, v.shape[-1], copy_b=b > 1)
     return copy(f, out)
 
@@ -169,6 +186,7 @@ def sdpa(
     capability: tuple[int, int] | None = None,
     force: str | None = None,
     dense: bool = False,
+    p: float = 0.0,
 ) -> Tensor:
     """transformers' sdpa_attention_forward (integrations/sdpa_attention.py, 5.24): [B, h, S, D] -> [B, S, h*D].
 
@@ -182,9 +200,9 @@ def sdpa(
     grouped = k.shape[1] != heads
     kernel = force or sdpa_backend(q.dtype, d, mask=mask is not None, grouped=grouped, capability=capability)
     if kernel == "math":
-        out = math_attention(f, q, k, v, mask, causal=causal)
+        out = math_attention(f, q, k, v, mask, p, causal=causal)
     else:
-        out = fused_attention(f, q, k, v, mask)
+        out = fused_attention(f, q, k, v, mask, efficient=kernel == "efficient")
         if dense and kernel == "flash" and b * s > 1:
             # flash lays its output out as q is; then transpose(1, 2).contiguous() is a copy (flash_api.cpp
             # empty_like(q)).
