@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any, Mapping
+from typing import TYPE_CHECKING, Any, Callable, Mapping
 
 from memlint.dialects.base import Problem, Reading
 from memlint.document.model import Document
@@ -22,9 +22,29 @@ if TYPE_CHECKING:
     from memlint.dialects.base import Dialect
     from memlint.document.comments import Pragma
     from memlint.engine.checker import FileCheck
+    from memlint.engine.trials import Trials
     from memlint.estimate.result import Estimate
     from memlint.hardware.target import Target
     from memlint.job import TrainingJob
+
+
+class _Lazy:
+    """Trials of one job, imported when the first change is tried: a good file needs none."""
+
+    def __init__(self, make: Callable[[], Trials]) -> None:
+        self._make = make
+        self._made: Trials | None = None
+
+    def _trials(self) -> Trials:
+        if self._made is None:
+            self._made = self._make()
+        return self._made
+
+    def __call__(self, changes: Mapping[str, Any]) -> Trial | None:
+        return self._trials()(changes)
+
+    def writable(self, changes: Mapping[str, Any]) -> bool:
+        return self._trials().writable(changes)
 
 
 class JobCheck:
@@ -50,7 +70,7 @@ class JobCheck:
         root = repository_root(folder)
         self._search_root = check.settings.search_root or root or check.settings.root or _working_folder(folder)
         self._boundary = root or check.settings.root or self._search_root
-        self._companions = self._new_companions({})
+        self._companions = self.companions_with({})
         self.reading: Reading = dialect.read(document, self._companions)
 
     def opened(self) -> Mapping[str, Document]:
@@ -86,6 +106,7 @@ class JobCheck:
             )
         else:
             report.no_prediction = unresolved or "see the findings"
+        trials = self._trials(job, index, target)
         context = Context(
             document=self._document,
             job=job,
@@ -97,7 +118,8 @@ class JobCheck:
             named=check.named,
             unresolved=None if self.problems_of(index) else unresolved,
             approximate=approximate,
-            try_changes=self._trials(job, index, target),
+            try_changes=trials,
+            writable=trials.writable,
             judge=lambda other: judge(other, job, target, check.margin),
         )
         findings = job_findings(context, check.active)
@@ -126,7 +148,8 @@ class JobCheck:
         changed = replace_fields(job, {"parallelism.gpus": int(pragma.values[0])})
         return replace(changed, origins={**job.origins, "parallelism.gpus": origin})
 
-    def _new_companions(self, overlays: Mapping[str, Document]) -> Companions:
+    def companions_with(self, overlays: Mapping[str, Document]) -> Companions:
+        """A reader of companion files in which some, by shown path, are replaced."""
         return Companions(
             search_root=self._search_root,
             boundary=self._boundary,
@@ -136,31 +159,23 @@ class JobCheck:
             overlays=overlays,
         )
 
-    def _trials(self, job: TrainingJob, index: int, target: Target | None) -> Any:
-        """A function from changes to a recomputed job, made when a rule first asks."""
-        made: list[Any] = []
+    def _trials(self, job: TrainingJob, index: int, target: Target | None) -> _Lazy:
+        """What recomputes a changed job, made when a rule first asks."""
 
-        def estimate(changed: TrainingJob) -> Estimate | None:
-            return predict(self.with_gpus(changed), target)[0]
+        def make() -> Trials:
+            from memlint.engine.trials import Trials
 
-        def try_changes(changes: Mapping[str, Any]) -> Trial | None:
-            if not made:
-                from memlint.engine.trials import Trials
+            return Trials(
+                document=self._document,
+                dialect=self._dialect,
+                job=job,
+                index=index,
+                companions=self.companions_with,
+                estimate=lambda changed: predict(changed, target)[0],
+                finish=self.with_gpus,
+            )
 
-                made.append(
-                    Trials(
-                        document=self._document,
-                        dialect=self._dialect,
-                        job=job,
-                        index=index,
-                        companions=self._new_companions,
-                        estimate=estimate,
-                    )
-                )
-            trial: Trial | None = made[0](changes)
-            return trial
-
-        return try_changes
+        return _Lazy(make)
 
     def resolve(self, index: int, job: TrainingJob) -> tuple[TrainingJob, str | None]:
         """Return the job with its architecture, or with None and the reason."""

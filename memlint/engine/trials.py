@@ -31,14 +31,18 @@ class Trials:
         index: int,
         companions: Callable[[Mapping[str, Document]], Companions],
         estimate: Callable[[TrainingJob], Estimate | None],
+        finish: Callable[[TrainingJob], TrainingJob] = lambda job: job,
     ) -> None:
-        """``companions`` makes a reader of companion files in which some are replaced."""
+        """``companions`` makes a reader of companion files in which some are replaced; ``finish`` adds to a job what its
+        file's comments say.
+        """
         self._document = document
         self._dialect = dialect
         self._job = job
         self._index = index
         self._companions = companions
         self._estimate = estimate
+        self._finish = finish
         self._known: dict[tuple[tuple[str, Any], ...], Trial | None] = {}
 
     def __call__(self, changes: Mapping[str, Any]) -> Trial | None:
@@ -59,6 +63,8 @@ class Trials:
             job = self._reread(edits)
         else:
             job = replace_fields(self._job, changes)
+        if job is not None:
+            job = self._finish(job)
         estimate = self._estimate(job) if job is not None else None
         if estimate is None:
             return None

@@ -41,6 +41,10 @@ def _offload_without_cpu_adam(value: Value, dialect: str) -> bool:
     )
 
 
+def _adafactor_on_flat_partitions(value: Value, dialect: str) -> bool:
+    return value("training.optimizer") == "adafactor" and value("parallelism.strategy") in _ZERO
+
+
 def _step_in_backward_with_accumulation(value: Value, dialect: str) -> bool:
     return bool(value("training.optimizer_in_backward")) and value("training.gradient_accumulation_steps") > 1
 
@@ -78,6 +82,12 @@ CONFLICTS: tuple[Conflict, ...] = (
         _offload_without_cpu_adam,
         "ZeRO-Offload steps on the CPU and takes DeepSpeedCPUAdam or DeepSpeedCPULion only",
         "DeepSpeed runtime/engine.py _configure_optimizer: ZeRORuntimeException unless zero_force_ds_cpu_optimizer is off",
+    ),
+    Conflict(
+        "adafactor-on-flat-partitions",
+        _adafactor_on_flat_partitions,
+        "ZeRO flattens parameters into one dimension, where Adafactor has nothing to factor and keeps whole fp32 moments",
+        "DeepSpeed runtime/zero/stage_1_and_2.py single_partition_of_fp32_groups; transformers optimization.py Adafactor",
     ),
     Conflict(
         "step-in-backward-with-accumulation",

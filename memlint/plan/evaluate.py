@@ -92,11 +92,23 @@ class Evaluator:
             self._known[choice] = self._run(choice)
         return self._known[choice]
 
-    def _run(self, choice: Choice) -> Outcome | None:
-        remedies = self.remedies(choice)
+    def _changes(self, choice: Choice) -> dict[str, Any]:
         changes = dict(self._base)
-        for remedy in remedies:
+        for remedy in self.remedies(choice):
             changes.update(remedy.changes)
+        return changes
+
+    def possible(self, choice: Choice) -> bool:
+        """Whether a choice contradicts nothing and can be written; nothing is predicted."""
+        if choice in self._known:
+            return self._known[choice] is not None
+        changes = self._changes(choice)
+        if contradiction(changes, self._job, self._dialect) is not None:
+            return False
+        return not changes or self._writable(changes)
+
+    def _run(self, choice: Choice) -> Outcome | None:
+        remedies, changes = self.remedies(choice), self._changes(choice)
         if contradiction(changes, self._job, self._dialect) is not None:
             return None
         trial = self._try(changes)

@@ -151,7 +151,7 @@ def checkpointing(job: TrainingJob, parameters: int, *, faster: bool = False) ->
             Remedy(
                 name="checkpointing-offload",
                 dimension="checkpointing",
-                words="activation checkpointing, its inputs in host memory",
+                words="activation checkpointing with its inputs on the host",
                 changes={"training.checkpointing.mode": "offload"},
                 cost=Cost(
                     compute=share if mode == "none" else 0.0,
@@ -304,7 +304,7 @@ def sharding(job: TrainingJob, gpus: int) -> tuple[Remedy, ...]:
     now, offload = parallelism.strategy, parallelism.offload
     if now not in _ALREADY or parallelism.tensor > 1 or parallelism.pipeline > 1:
         return ()
-    if job.training.quantization is not None:
+    if job.training.quantization is not None or (job.architecture is not None and job.architecture.quantization):
         # Sharding 4-bit storage needs a storage dtype equal to the compute dtype (peft docs, accelerate/fsdp.md):
         # more than a setting of the sharding.
         return ()

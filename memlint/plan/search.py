@@ -8,7 +8,7 @@ other choice of it reaches. Tests compare with predicting everything.
 from __future__ import annotations
 
 from itertools import product
-from typing import TYPE_CHECKING, Any, Callable
+from typing import TYPE_CHECKING, Any, Callable, Iterator
 
 from memlint.plan.evaluate import Choice, Evaluator, Outcome
 from memlint.plan.remedy import CATEGORIES, price
@@ -59,8 +59,8 @@ class Search:
         outcome = self._evaluate(choice)
         return outcome is not None and accept(outcome.estimate)
 
-    def _probes(self, low: int, high: int) -> tuple[Choice, ...]:
-        """The members of a group that could save most: nearest to the choice of the smallest peak, and the strongest."""
+    def _probes(self, low: int, high: int) -> Iterator[Choice]:
+        """The members of a group that could save most: near the choice of the smallest peak, and the strongest."""
         key = (low, high)
         if key not in self._probed:
             least = self.lowest()
@@ -68,17 +68,33 @@ class Search:
             if least is not None:
                 goal = least[0]
                 near = self._possible(
-                    low, high, lambda choice: (sum(a == b for a, b in zip(choice, goal, strict=True)), sum(choice))
+                    self._choices[low:high],
+                    lambda choice: (sum(a == b for a, b in zip(choice, goal, strict=True)), sum(choice)),
                 )
-            self._probed[key] = tuple(dict.fromkeys(near + self._possible(low, high, sum)))
-        return self._probed[key]
+            self._probed[key] = tuple(dict.fromkeys(near + self._strongest(low, high)))
+        yield from self._probed[key]
 
-    def _possible(self, low: int, high: int, strength: Callable[[Choice], Any]) -> list[Choice]:
-        """The strongest possible member of a group, as a list of one or none."""
+    def _strongest(self, low: int, high: int) -> list[Choice]:
+        """The strongest possible members of a group: one for each way to shard and each optimizer in it.
+
+        These two are no ladder: which saves most depends on the model (Adafactor's step holds copies of the largest
+        matrix) and on each other.
+        """
+        places = [i for i, one in enumerate(self._evaluate.dimensions) if one.name in _NO_LADDER]
+        members: dict[Choice, list[Choice]] = {}
+        for choice in self._choices[low:high]:
+            members.setdefault(tuple(choice[place] for place in places), []).append(choice)
+        found: list[Choice] = []
+        for way in sorted(members, key=lambda way: (sum(way), way), reverse=True):
+            found += self._possible(members[way], sum)
+        return found
+
+    def _possible(self, choices: list[Choice], strength: Callable[[Choice], Any]) -> list[Choice]:
+        """The strongest possible one of some choices, as a list of one or none."""
         from heapq import nlargest
 
-        for choice in nlargest(_TRIED, self._choices[low:high], key=strength):
-            if self._evaluate(choice) is not None:
+        for choice in nlargest(_TRIED, choices, key=strength):
+            if self._evaluate.possible(choice):
                 return [choice]
         return []
 
@@ -98,10 +114,15 @@ class Search:
     def lowest(self) -> tuple[Choice, Outcome] | None:
         """Return the choice of the smallest peak: from the strongest one, dimension by dimension as long as it helps."""
         if self._lowest is None:
-            start = self._possible(0, len(self._choices), sum)
-            if start:
-                self._lowest = self._descend(start[0])
+            starts = [choice for choice in self._strongest(0, len(self._choices)) if self._evaluate(choice) is not None]
+            if starts:
+                self._lowest = self._descend(min(starts, key=self._size))
         return self._lowest
+
+    def _size(self, choice: Choice) -> int:
+        outcome = self._evaluate(choice)
+        assert outcome is not None
+        return _peak(outcome)
 
     def _descend(self, choice: Choice) -> tuple[Choice, Outcome]:
         outcome = self._evaluate(choice)
@@ -122,6 +143,8 @@ class Search:
 
 _MONOTONE = ("attention", "loss", "batch")
 """Dimensions whose last remedy never needs more than the others."""
+
+_NO_LADDER = ("optimizer", "sharding")
 
 _TRIED = 12
 """How many of a group's strongest members are tried for one that is possible."""

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Callable, Mapping
 
 from memlint.findings import Finding, Fix, Help, KeyEdit
 from memlint.job import KeyPath
-from memlint.records import dataclass
+from memlint.records import dataclass, field
 from memlint.units import gib
 
 if TYPE_CHECKING:
@@ -67,6 +67,10 @@ class Context:
     """Recompute with native fields changed; None where the changed job cannot be predicted. Cached by the engine."""
     judge: Callable[[Estimate], str]
     """Verdict of a prediction against the target and margin."""
+    writable: Callable[[Mapping[str, Any]], bool] = lambda changes: True
+    """Whether the config's dialect has keys for a change; nothing is predicted."""
+    memo: dict[str, Any] = field(default_factory=dict)
+    """What rules share: the plan, made once (:mod:`memlint.rules.remedies`)."""
 
     @property
     def gpus(self) -> int:
