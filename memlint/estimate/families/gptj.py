@@ -43,6 +43,8 @@ class Attention:
             return q, k, v
         local = (*x.shape[:-1], SHARDS, x.shape[-1] // SHARDS)
         q, v, k = split(f, self.projections[0](f, x), local, local, local)
+        if self.heads == SHARDS:
+            return q.view(*shape), k.view(*shape), v.view(*shape)
         q = copy(f, q, shape)
         k = copy(f, k, shape)
         v = copy(f, v, shape)

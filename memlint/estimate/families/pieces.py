@@ -59,7 +59,7 @@ def attend(
     if env.attention == "eager":
         return eager(f, q, k, v, mask, p, style=style, dense=dense)
     if env.attention == "sdpa":
-        return sdpa(f, q, k, v, mask, causal=causal, capability=env.capability, dense=dense), None
+        return sdpa(f, q, k, v, mask, causal=causal, capability=env.capability, dense=dense, p=p), None
     return sdpa(f, q, k, v, None, causal=causal, force="flash"), None
 
 

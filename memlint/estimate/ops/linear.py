@@ -58,17 +58,17 @@ def _linear_backward(f: Tape, node: Node, grad: Tensor) -> tuple[Tensor | None, 
 
 def linear(f: Tape, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """``F.linear``: x [..., in], weight [out, in] -> [..., out]; saves x for the weight and the weight for x."""
-    x = to_autocast(f, x)
+    # autocast's wrapper casts its arguments from the last to the first; the caller holds the originals meanwhile.
+    offset = cast_weight(f, bias)
     held = cast_weight(f, weight)
     assert held is not None
-    weight = held
-    bias = cast_weight(f, bias)
-    recorded = f.needs(x, weight, bias)
-    saved = f.save(x if weight.node is not None else None, weight if x.node is not None else None) if recorded else ()
-    out = f.new((*x.shape[:-1], weight.shape[0]), x.dtype)
+    given = to_autocast(f, x)
+    recorded = f.needs(given, held, offset)
+    saved = f.save(given if held.node is not None else None, held if given.node is not None else None) if recorded else ()
+    out = f.new((*x.shape[:-1], held.shape[0]), given.dtype)
     if not recorded:
         return out
-    inputs = (x, weight) if bias is None else (x, weight, bias)
+    inputs = (given, held) if offset is None else (given, held, offset)
     return f.record(out, _linear_backward, inputs, saved)
 
 
@@ -85,7 +85,8 @@ def matmul(f: Tape, a: Tensor, b: Tensor, columns: int, *, copy_a: bool = False,
     ``copy_a`` and ``copy_b``: the operand's strides do not let ``matmul`` fold its batch dimensions into one, so it is
     copied first (expand().reshape() in aten/src/ATen/native/LinearAlgebra.cpp).
     """
-    a, b = to_autocast(f, a), to_autocast(f, b)
+    b = to_autocast(f, b)
+    a = to_autocast(f, a)
     if copy_a:
         a = copy(f, a)
     if copy_b:
