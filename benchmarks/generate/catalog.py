@@ -27,7 +27,7 @@ from memlint.models.remote import REMOTE
 TARGET = os.path.join(os.path.dirname(__file__), "..", "..", "memlint", "models", "catalog.jsonl")
 
 EXTRA = re.compile(
-    r"^(hybrid_override_pattern|sliding_window_size|linear_attn_config|attn_config|ffn_config|block_configs|no_rope_layers|mlp_only_layers"
+    r"^(hybrid_override_pattern|full_attn_idxs|attn_layer_indices|sliding_window_size|linear_attn_config|attn_config|ffn_config|block_configs|no_rope_layers|mlp_only_layers"
     r"|decoder_sparse_step|kv_channels|padded_vocab_size|multi_query_group_num|add_qkv_bias|no_bias|partial_rotary_factor"
     r"|rotary_pct|model_type|quantization_config|dtype|torch_dtype|mm_hidden_size|moe_layer_freq|cross_attention_layers"
     r"|full_attn_layers|kda_layers|quant_method|bits|group_size|weight_block_size|load_in_4bit|hybrid_layer_pattern"
@@ -173,6 +173,10 @@ def convert(row: Mapping[str, str]) -> dict[str, Any] | None:
         config["head_dim"] = head
     if row["qkv_bias"] == "true" and kind == "llama":
         config["attention_bias"] = True
+    if model_id.endswith("c4ai-command-r-plus"):
+        config["use_qk_norm"] = True
+    if model_id.endswith("starcoder2-15b"):
+        config["tie_word_embeddings"] = False  # only the 3B and 7B share it: 15,957,889,024 elements, from memory
     if kind == "stablelm":
         config["partial_rotary_factor"] = 0.25
     if kind in ("qwen2_vl", "qwen2_5_vl"):
@@ -191,7 +195,9 @@ def convert(row: Mapping[str, str]) -> dict[str, Any] | None:
         text["vocab_size"] = 262208  # rows of the published checkpoints (config.json of gemma-3-27b-it)
         text["sliding_window"] = 1024
         vision = {"hidden_size": 1152, "intermediate_size": 4304, "num_hidden_layers": 27, "num_attention_heads": 16}
-        config.update(text_config=text, vision_config={**vision, "patch_size": 14, "image_size": 896})
+        config.update(
+            text_config=text, vision_config={**vision, "patch_size": 14, "image_size": 896, "vision_use_head": False}
+        )
         return config
     experts = number(row, "num_experts")
     if experts:

@@ -182,7 +182,13 @@ QWEN2_TEXT = {
 
 def internvl3(text: str, vision: dict[str, Any]) -> dict[str, Any]:
     inner = {**llama(*QWEN2_TEXT[text], 151674, **BF16), "model_type": "qwen2"}
-    return {"model_type": "internvl", "text_config": inner, "vision_config": vision, **BF16}
+    return {
+        "model_type": "internvl",
+        "text_config": inner,
+        "vision_config": vision,
+        "tie_word_embeddings": False,
+        **BF16,
+    }
 
 
 def qwen2_5_vl(
@@ -340,7 +346,7 @@ SHAPES: dict[str, dict[str, Any]] = {
         "model_type": "glm4",
     },
     "zai-org/GLM-4-32B-0414": {
-        **llama(6144, 61, 48, 8, 23040, 151552, head_dim=128, max_position_embeddings=32768, **BF16),
+        **llama(6144, 61, 48, 2, 23040, 151552, head_dim=128, max_position_embeddings=32768, **BF16),
         "model_type": "glm4",
     },
     "zai-org/glm-4-9b-chat-hf": {
@@ -586,7 +592,12 @@ SHAPES: dict[str, dict[str, Any]] = {
     },
     "Qwen/Qwen2.5-VL-32B-Instruct": qwen2_5_vl(5120, 64, 40, 8, 27648, 3456),
     "Qwen/Qwen2.5-VL-72B-Instruct": qwen2_5_vl(8192, 80, 64, 8, 29568, 3456),
-    "mistralai/Mistral-Small-3.1-24B-Instruct-2503": {"model_type": "mistral3", "text_config": MISTRAL_24B, **BF16},
+    "mistralai/Mistral-Small-3.1-24B-Instruct-2503": {
+        "model_type": "mistral3",
+        "text_config": MISTRAL_24B,
+        "tie_word_embeddings": False,
+        **BF16,
+    },
     "mistralai/Voxtral-Mini-3B-2507": {"model_type": "voxtral", **BF16},
     "google/gemma-3n-E4B-it": {"model_type": "gemma3n", **BF16},
     "google/gemma-3n-E2B-it": {

@@ -18,6 +18,22 @@ def read(**config: Any) -> Architecture:
 
 TINY: dict[str, Any] = {"hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4, "vocab_size": 100}
 
+VISION_LANGUAGE = (
+    "qwen2_vl",
+    "qwen2_5_vl",
+    "qwen3_vl",
+    "qwen3_5",
+    "llava",
+    "llava_next",
+    "idefics3",
+    "paligemma",
+    "gemma3",
+    "mllama",
+    "internvl",
+    "mistral3",
+    "llama4",
+)
+
 FAMILIES = {
     "llama": (
         "llama mistral qwen2 qwen3 gemma gemma2 gemma3_text phi3 olmo olmo2 granite smollm3 starcoder2 cohere"
@@ -40,6 +56,41 @@ def test_every_family_reads_a_small_config(family: str, model_type: str) -> None
     assert (found.hidden_size, found.num_hidden_layers, found.vocab_size) == (64, 3, 100)
     assert found.get("num_attention_heads") == 4
     assert found.get("num_key_value_heads") == 4
+
+
+@pytest.mark.parametrize(
+    ("family", "model_type"),
+    [
+        (family, name)
+        for family, names in {
+            "gpt2": "gpt2 gpt_neo gpt_neox gptj gpt_bigcode opt bloom falcon phi mpt",
+            "mamba": "mamba falcon_mamba mamba2",
+            "encoder": "distilbert",
+            "encoder-decoder": "t5 mt5 bart whisper",
+            "vision": "vit clip_vision_model siglip_vision_model dinov2",
+            "moe": "dbrx",
+        }.items()
+        for name in names.split()
+    ],
+)
+def test_families_with_names_of_their_own_read_standard_names_too(family: str, model_type: str) -> None:
+    found = read(model_type=model_type, **TINY)
+    assert (found.family, found.approximate) == (family, None)
+    assert (found.hidden_size, found.num_hidden_layers) == (64, 3)
+
+
+@pytest.mark.parametrize(
+    "model_type",
+    VISION_LANGUAGE,
+)
+def test_models_of_text_and_vision_have_both_parts_without_any_statement(model_type: str) -> None:
+    found = read(model_type=model_type)
+    assert found.family == "vision-language"
+    for name in ("text_config", "vision_config"):
+        inner = part(found, name)
+        assert inner is not None
+        assert inner.hidden_size > 0
+    assert found.hidden_size == found.config["text_config"]["hidden_size"]
 
 
 @pytest.mark.parametrize("model_type", ["glm4", "exaone4", "nemotron", "gemma3n_text"])
