@@ -20,6 +20,7 @@ class Command(NamedTuple):
 COMMANDS: tuple[Command, ...] = (
     Command("check", "memlint.commands.check", "lint training configs in files and folders"),
     Command("estimate", "memlint.commands.estimate", "peak memory of one job or model"),
+    Command("plan", "memlint.commands.plan", "cheapest changes that fit; largest micro batch; smallest GPU"),
     Command("scale", "memlint.commands.scale", "table of models: parameters, static memory, activations"),
     Command("explain", "memlint.commands.explain", "why a rule exists; with a file, the arithmetic for that file"),
     Command("rules", "memlint.commands.rules", "list the rules"),

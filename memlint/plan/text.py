@@ -1,0 +1,118 @@
+"""Plans as text: before and after, the steps in order, how far each reaches, and what else would fit."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Iterator
+
+from memlint.plan.bars import LEGEND, bar
+from memlint.plan.result import HardwareNeed, Limits, Plan, PlanReport
+from memlint.report.style import Style
+from memlint.report.text import printable
+from memlint.units import gib
+
+if TYPE_CHECKING:
+    from memlint.engine.source import Source
+
+_VERDICTS = {"fits": ("good", "fits"), "tight": ("warning", "tight"), "oom": ("error", "out of memory")}
+
+
+def plan_text(report: PlanReport, source: Source, usable: int | None, style: Style) -> str:
+    """Return the report for people."""
+    return "\n".join(_lines(report, source, usable, style)) + "\n"
+
+
+def _lines(report: PlanReport, source: Source, usable: int | None, style: Style) -> Iterator[str]:
+    before = report.estimate
+    scale = max([before.device_bytes, usable or 0, *(plan.estimate.device_bytes for plan in report.plans)])
+    where = ""
+    if usable is not None and source.target is not None:
+        count = f"{source.target.gpus} x " if source.target.gpus > 1 else ""
+        where = f" of {gib(usable)} GiB usable on {count}{source.target.name}: {_verdict(report.verdict, style)}"
+    name = style("bold", printable(source.document.path))
+    interval = f"{gib(before.low_bytes)}-{gib(before.high_bytes)}"
+    yield f"{name} ({source.dialect_name}): predicted peak {gib(before.device_bytes)} GiB ({interval}){where}"
+    yield f"  now    {bar(before, scale, usable)} {gib(before.device_bytes)}"
+    if report.limits is not None and report.verdict == "fits":
+        yield f"         reaches {_limits(report.limits)}"
+    if report.hardware is not None:
+        yield from _hardware(report.hardware, source, "as it is")
+    for number, plan in enumerate(report.plans, 1):
+        yield ""
+        yield from _plan(number, plan, scale, usable, style)
+    if report.hardware_of_best is not None:
+        yield ""
+        yield from _hardware(report.hardware_of_best, source, "with plan 1")
+    if report.floor is not None:
+        yield ""
+        yield from _floor(report.floor, scale, usable, style)
+    if report.offers:
+        yield ""
+        yield "Another method (trains something else, so it is your choice):"
+        for plan in report.offers:
+            yield f"  - {plan.words}: {_predicted(plan, style)}"
+            if plan.text:
+                yield f"    {printable(plan.text)}"
+    if not report.plans and report.floor is None:
+        yield ""
+        yield "No remedy of this format lowers the peak further."
+    yield ""
+    yield style("dim", LEGEND + (", | end of the usable memory" if usable is not None else ""))
+
+
+def _verdict(verdict: str, style: Style) -> str:
+    kind, words = _VERDICTS.get(verdict, ("dim", verdict))
+    return style(kind, words)
+
+
+def _predicted(plan: Plan, style: Style) -> str:
+    estimate = plan.estimate
+    words = f"predicted {gib(estimate.device_bytes)} GiB ({gib(estimate.low_bytes)}-{gib(estimate.high_bytes)})"
+    return words if plan.verdict == "unknown" else f"{_verdict(plan.verdict, style)}, {words}"
+
+
+def _plan(number: int, plan: Plan, scale: int, usable: int | None, style: Style) -> Iterator[str]:
+    title = plan.words[:1].upper() + plan.words[1:]
+    yield f"{style('bold', f'{number}. {title}')}: {_predicted(plan, style)}"
+    yield f"  after  {bar(plan.estimate, scale, usable)} {gib(plan.estimate.device_bytes)}"
+    for place, step in enumerate(plan.steps, 1):
+        size = f"{gib(step.device_bytes):>7} GiB" if step.device_bytes is not None else "           "
+        how = printable(step.text) if step.text else step.remedy.words
+        yield f"  {place:>2}  {size}  {how}"
+        yield style("dim", f"                   {step.remedy.words}; {step.remedy.cost.sentence}")
+    if plan.limits is not None:
+        yield f"  reaches {_limits(plan.limits)}"
+
+
+def _limits(limits: Limits) -> str:
+    rows = "no micro batch" if limits.micro_batch_size is None else f"micro batch {limits.micro_batch_size}"
+    tokens = "no sequence" if limits.sequence_length is None else f"sequence {limits.sequence_length}"
+    if limits.batch_capped:
+        rows += " and more"
+    if limits.sequence_capped:
+        tokens += " (all positions of the model)"
+    return f"{rows}, or {tokens}, the rest as it is"
+
+
+def _hardware(need: HardwareNeed, source: Source, how: str) -> Iterator[str]:
+    parts = []
+    count = source.target.gpus if source.target is not None else 1
+    if need.gpu is not None:
+        parts.append(f"smallest GPU that fits: {f'{count} x ' if count > 1 else ''}{need.gpu}")
+    else:
+        parts.append("no GPU that memlint knows fits" + (f" ({count} of a kind)" if count > 1 else ""))
+    if need.gpus is not None and source.target is not None:
+        divided = f" with {need.strategy}" if need.strategy else ""
+        parts.append(f"fewest of {source.target.name}: {need.gpus}{divided}")
+    yield f"  {how}: {'; '.join(parts)}"
+
+
+def _floor(plan: Plan, scale: int, usable: int | None, style: Style) -> Iterator[str]:
+    estimate = plan.estimate
+    yield f"{style('error', 'Nothing fits')}. The lowest that this format's settings reach is {gib(estimate.device_bytes)} GiB:"
+    yield f"  floor  {bar(estimate, scale, usable)} {gib(estimate.device_bytes)}"
+    parts = [(name.replace("_", " "), size) for name, size in estimate.components.items() if size * 100 > estimate.device_bytes]
+    parts.append(("context, libraries and fragmentation", estimate.device_bytes - estimate.allocated_bytes))
+    parts.sort(key=lambda part: -part[1])
+    yield "  made of " + ", ".join(f"{name} {gib(size)}" for name, size in parts) + " (GiB)"
+    if plan.steps:
+        yield f"  with {plan.words}"
