@@ -157,7 +157,7 @@ def compare(kind: str, setup: str, job: TrainingJob, config: dict[str, Any]) -> 
         "traced_phase": traced.peak_phase,
         "phase": peak.phase,
         "forward_end_error": step.forward_end_bytes / saved - 1,
-        "parameters": sum(r.count * r.numel for r in step.build.records) - traced.parameters,
+        "parameters": sum(r.count * r.numel for r in step.build.records if r.base) - traced.parameters,
     }
 
 

@@ -13,6 +13,7 @@ from memlint.engine.crash import RuleCrash, crash_text
 from memlint.engine.predict import judge, predict, usable_bytes
 from memlint.engine.result import FileReport, Prediction
 from memlint.engine.rules_run import job_findings
+from memlint.engine.versions import pinned_versions, version_assumptions
 from memlint.findings import Finding
 from memlint.job import Origin, replace_fields
 from memlint.records import replace
@@ -70,6 +71,7 @@ class JobCheck:
         root = repository_root(folder)
         self._search_root = check.settings.search_root or root or check.settings.root or _working_folder(folder)
         self._boundary = root or check.settings.root or self._search_root
+        self._versions = {**pinned_versions(folder, self._boundary), **check.settings.versions}
         self._companions = self.companions_with({})
         self.reading: Reading = dialect.read(document, self._companions)
 
@@ -85,6 +87,9 @@ class JobCheck:
         """Predict job ``index``, fill in ``report``, and return what the rules say."""
         check = self._check
         job, unresolved = self.resolve(index, self.with_gpus(self.reading.jobs[index]))
+        assumed = version_assumptions(job.versions, self._versions)
+        if assumed:
+            job = replace(job, assumptions=(*job.assumptions, *assumed))
         target = self.target_for(index, job)
         try:
             estimate, approximate = predict(job, target)
@@ -154,6 +159,7 @@ class JobCheck:
             search_root=self._search_root,
             boundary=self._boundary,
             gpus=self._gpus,
+            versions=self._versions,
             training=self._check.training,
             target=self._outer_target,
             overlays=overlays,

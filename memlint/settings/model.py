@@ -50,6 +50,8 @@ class Settings:
     """Native jobs, each as in a native job file."""
     training: Mapping[str, Any] | None = None
     """Training section (native form) for a bare HF config.json; None: such files are validated, not estimated."""
+    versions: Mapping[str, str] = field(default_factory=dict)
+    """Library -> release that runs, where the project's requirements do not say: ``{transformers = "4.57"}``."""
     search_root: str | None = None
     """Absolute working directory of the framework; None: the nearest repository root."""
     offline: bool = False

@@ -23,6 +23,7 @@ KEYS = (
     "models",
     "jobs",
     "training",
+    "versions",
     "search-root",
     "offline",
     "baseline",
@@ -137,6 +138,9 @@ def build_settings(table: dict[str, Any], *, path: str, content: bytes, prefix: 
     if "models" in table:
         models = reader.table("models", table["models"])
         values["models"] = {name: reader.path_under_root(name, value) for name, value in models.items()}
+    if "versions" in table:
+        versions = reader.table("versions", table["versions"])
+        values["versions"] = {name.lower(): reader.string(name, value) for name, value in versions.items()}
     if "per-file-ignores" in table:
         ignores = reader.table("per-file-ignores", table["per-file-ignores"])
         values["per_file_ignores"] = {pattern: reader.codes(pattern, codes) for pattern, codes in ignores.items()}
