@@ -53,7 +53,7 @@ def attend(
 
     The weights are returned as transformers returns them: the caller's ``_`` keeps them alive until the block is done.
     ``style`` of eager: ``fp32`` for ``softmax(dtype=float32).to(query.dtype)``, ``plain`` for softmax in the dtype of
-    the scores, ``upcast`` for gptj's scores in fp32. ``dense``: q and k are contiguous [B, h, S, D] (made by cat), so
+    the scores and a cast to the values', ``raw`` without that cast, ``upcast`` for gptj's scores in fp32. ``dense``: q and k are contiguous [B, h, S, D] (made by cat), so
     matmul copies neither.
     """
     if env.attention == "eager":
@@ -78,6 +78,8 @@ def eager(
         weights = cast(f, softmax(f, weights, "fp32"), q.dtype)
     elif style == "upcast":
         weights = cast(f, softmax(f, weights), v.dtype)
+    elif style == "raw":
+        weights = softmax(f, weights)
     else:
         weights = softmax(f, weights)
         weights = cast(f, weights, v.dtype)

@@ -53,6 +53,12 @@ def _decoder(job: TrainingJob, build: Build, env: Env) -> Trainable:
     return DecoderModel(job, build, env, Model)
 
 
+def _encoder(job: TrainingJob, build: Build, env: Env) -> Trainable:
+    from memlint.estimate.families.encoder import build as build_encoder
+
+    return build_encoder(job, build, env)
+
+
 def _gpt(job: TrainingJob, build: Build, env: Env) -> Trainable:
     from memlint.estimate.families.gpt import build as build_gpt
 
@@ -74,10 +80,18 @@ def _mla(job: TrainingJob, build: Build, env: Env) -> Trainable:
     return DecoderModel(job, build, env, Model)
 
 
+def _mamba(job: TrainingJob, build: Build, env: Env) -> Trainable:
+    from memlint.estimate.families.mamba import MambaModel
+
+    return MambaModel(job, build, env)
+
+
 FAMILIES: dict[str, Callable[[TrainingJob, Build, Env], Trainable]] = {
     "llama": _decoder,
     "gpt2": _gpt,
+    "encoder": _encoder,
     "moe": _moe,
     "mla": _mla,
+    "mamba": _mamba,
 }
 """Family name of an Architecture -> builder; modules load on first use."""

@@ -1,0 +1,78 @@
+"""Encoders with the heads that they are trained with: masked language model, sequence and token classification."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+from memlint.estimate.build import Build
+from memlint.estimate.engine.pool import INPUTS, LOGITS
+from memlint.estimate.engine.tape import Leaf, Tape, Tensor
+from memlint.estimate.env import Batch, Env
+from memlint.estimate.errors import Unsupported
+from memlint.estimate.ops.basic import cast
+from memlint.estimate.ops.loss import cross_entropy
+from memlint.job import TrainingJob
+
+MODULES = {
+    "bert": "bert",
+    "roberta": "bert",
+    "xlm-roberta": "bert",
+    "camembert": "bert",
+    "electra": "bert",
+    "distilbert": "bert",
+}
+"""model_type -> module of this package that holds its ``Model``; modules load on first use."""
+
+OBJECTIVES = ("masked-lm", "sequence-classification", "token-classification")
+
+
+class EncoderModel:
+    """Body and head of an encoder; the model's forward holds its hidden states until the loss is taken."""
+
+    def __init__(self, job: TrainingJob, build: Build, env: Env, body: Any) -> None:
+        assert job.architecture is not None
+        objective = job.training.objective
+        if objective not in OBJECTIVES:
+            raise Unsupported(f"no memory model for the objective `{objective}` on an encoder yet")
+        self.job, self.build = job, build
+        self.body = body(job.architecture, build, env, objective)
+        self.head = self.body.head
+        self.upcasts = getattr(self.body, "upcasts", False) and objective == "masked-lm"
+        """The loss casts logits to fp32 (transformers' ForMaskedLMLoss); older heads call CrossEntropyLoss directly."""
+
+    def batch(self, f: Tape) -> Batch:
+        """ids [B, S], labels [B] or [B, S] and, with padding, a mask."""
+        training = self.job.training
+        shape = (training.micro_batch_size, training.sequence_length)
+        labels = shape[:1] if training.objective == "sequence-classification" else shape
+        return Batch(
+            ids=f.new(shape, "int64", INPUTS),
+            labels=f.new(labels, "int64", INPUTS),
+            mask=f.new(shape, "int64", INPUTS) if training.padding else None,
+        )
+
+    def forward(self, f: Tape, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Logits and last hidden states."""
+        hidden = self.body(f, batch)
+        return self.head(f, hidden), hidden
+
+    def loss(self, f: Tape, output: tuple[Tensor, Tensor], batch: Batch) -> Tensor:
+        """Cross entropy over the vocabulary or the labels."""
+        assert batch.labels is not None
+        f.component = LOGITS
+        logits = cast(f, output[0], "fp32") if self.upcasts else output[0]
+        return cross_entropy(f, logits, batch.labels)
+
+    def leaves(self) -> list[Leaf]:
+        """Gradient accumulators of all trainable parameters."""
+        return self.build.leaves
+
+
+def build(job: TrainingJob, b: Build, env: Env) -> EncoderModel:
+    """Build an encoder. Raises Unsupported for a type that has no module or an objective that encoders do not have."""
+    assert job.architecture is not None
+    module = MODULES.get(job.architecture.model_type)
+    if module is None:
+        raise Unsupported(f"no memory model for `{job.architecture.model_type}` yet")
+    return EncoderModel(job, b, env, import_module(f"memlint.estimate.families.{module}").Model)

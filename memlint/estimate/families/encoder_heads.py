@@ -1,0 +1,104 @@
+"""Heads of encoders: hidden states [B, S, H] -> logits [B, S, V], [B, labels] or [B, S, labels]."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from memlint.estimate.build import Build, Embedding, Linear
+from memlint.estimate.engine.pool import LOGITS, TEMPORARIES
+from memlint.estimate.engine.tape import Tape, Tensor
+from memlint.estimate.families.pieces import LayerNorm
+from memlint.estimate.ops.activations import activate
+from memlint.estimate.ops.basic import dropout
+from memlint.estimate.ops.views import select
+from memlint.models.architecture import Architecture
+
+
+class MaskedHead:
+    """Transform (projection, activation, norm), then the embedding matrix as decoder with a bias of its own."""
+
+    def __init__(
+        self,
+        a: Architecture,
+        b: Build,
+        embed: Embedding,
+        *,
+        dense: str,
+        norm: str,
+        decoder: str,
+        bias: str | None,
+        act: str,
+        dense_bias: bool = True,
+        norm_bias: bool = True,
+    ) -> None:
+        rows, width = embed.weight.shape
+        self.dense = b.linear(dense, a.hidden_size, width, dense_bias)
+        self.act = act
+        self.norm = LayerNorm(b, norm, width, bias=norm_bias)
+        offset = b.parameter(bias, rows) if bias is not None else None
+        weight = embed.weight if a.tie_word_embeddings else b.parameter(f"{decoder}.weight", rows, width)
+        self.decoder = Linear(weight, offset)
+
+    def __call__(self, f: Tape, x: Tensor) -> Tensor:
+        """Logits over the vocabulary."""
+        x = self.dense(f, x)
+        x = activate(f, x, self.act)
+        x = self.norm(f, x)
+        f.component = LOGITS
+        logits = self.decoder(f, x)
+        f.component = TEMPORARIES
+        return logits
+
+
+class PooledHead:
+    """First token -> dropout, projection, activation, dropout, classifier."""
+
+    def __init__(
+        self,
+        a: Architecture,
+        b: Build,
+        *,
+        dense: str,
+        act: str,
+        classifier: str,
+        before: float = 0.0,
+        after: float = 0.0,
+    ) -> None:
+        self.before, self.after, self.act = before, after, act
+        self.dense = b.linear(dense, a.hidden_size, a.hidden_size, True)
+        self.classifier: Any = b.linear(classifier, a.hidden_size, labels_of(a), True)
+
+    def __call__(self, f: Tape, hidden: Tensor) -> Tensor:
+        """Logits [B, labels]."""
+        x = select(f, hidden, (hidden.shape[0], hidden.shape[2]))
+        x = dropout(f, x, self.before)
+        x = self.dense(f, x)
+        x = activate(f, x, self.act)
+        x = dropout(f, x, self.after)
+        out: Tensor = self.classifier(f, x)
+        return out
+
+
+class TokenHead:
+    """Dropout and a classifier over every position."""
+
+    def __init__(self, a: Architecture, b: Build, p: float, name: str = "classifier") -> None:
+        self.dropout = p
+        self.classifier: Any = b.linear(name, a.hidden_size, labels_of(a), True)
+
+    def __call__(self, f: Tape, hidden: Tensor) -> Tensor:
+        """Logits [B, S, labels]."""
+        x = dropout(f, hidden, self.dropout)
+        out: Tensor = self.classifier(f, x)
+        return out
+
+
+def labels_of(a: Architecture) -> int:
+    """Number of classes: num_labels, or as many as id2label has; two as transformers' default."""
+    names = a.get("id2label")
+    return int(a.get("num_labels") or (len(names) if hasattr(names, "__len__") else 2))
+
+
+def classifier_dropout(a: Architecture) -> float:
+    """classifier_dropout, or hidden_dropout_prob where it is null."""
+    return float(a.get("classifier_dropout", a.get("hidden_dropout_prob", 0.0)))
