@@ -43,6 +43,7 @@ def contradictions(stated: Mapping[Any, Any], values: Mapping[str, Any], path: K
     """Return the contradictions in a filled config, each placed on the key that the config itself states."""
     problems = _heads(stated, values, path)
     problems += _experts(stated, values, path)
+    problems += _no_choice(values, path)
     problems += _layer_types(stated, values, path)
     for name, inner in values.items():
         if name.endswith("_config") and isinstance(inner, Mapping) and isinstance(stated.get(name), Mapping):
@@ -104,6 +105,15 @@ def _experts(stated: Mapping[Any, Any], values: Mapping[str, Any], path: KeyPath
         return []
     few, many = chosen_key or "num_experts_per_tok", experts_key or "num_experts"
     return [ConfigProblem((*path, few if chosen_key else many), f"`{few}: {chosen}` exceeds `{many}: {experts}`")]
+
+
+def _no_choice(values: Mapping[str, Any], path: KeyPath) -> list[ConfigProblem]:
+    """DeepSeek V2's class has no default for the number of experts a token takes; its forward fails without."""
+    if values.get("model_type") != "deepseek_v2" or _number(values, "num_experts_per_tok"):
+        return []
+    if not _number(values, "n_routed_experts"):
+        return []
+    return [ConfigProblem(path, "`num_experts_per_tok` is missing: `deepseek_v2` has no default for it")]
 
 
 def _layer_types(stated: Mapping[Any, Any], values: Mapping[str, Any], path: KeyPath) -> list[ConfigProblem]:

@@ -21,7 +21,10 @@ DECODERS = [name for family in ("llama", "gpt2", "moe", "mla", "hybrid", "mamba"
 SIZES: dict[str, dict[str, Any]] = {
     "gpt_neo": {"num_layers": 2, "attention_types": [[["global", "local"], 1]]},
     "ministral": {"num_hidden_layers": 2, "head_dim": 128},
+    "deepseek_v2": {"num_hidden_layers": 2, "num_experts_per_tok": 6},
     "nemotron_h": {},
+    "zamba": {},
+    "zamba2": {},
     "longcat_flash": {"num_layers": 1},
 }
 """Where two layers of the class's own default size are not a config that the class accepts."""

@@ -199,6 +199,7 @@ def test_nonsense_in_fields_that_the_schema_does_not_know_never_raises(model_typ
             ("num_experts_per_tok",),
             "`num_experts_per_tok: 9` exceeds `num_experts: 8`",
         ),
+        ({"model_type": "deepseek_v2"}, (), "`num_experts_per_tok` is missing: `deepseek_v2` has no default for it"),
         (
             {"model_type": "gemma2", "num_hidden_layers": 3, "layer_types": ["full_attention"]},
             ("layer_types",),
