@@ -20,15 +20,16 @@ def _nll_backward(f: Tape, node: Node, grad: Tensor) -> tuple[Tensor]:
 def cross_entropy(f: Tape, logits: Tensor, labels: Tensor) -> Tensor:
     """``F.cross_entropy``: log_softmax saves its result, nll_loss saves that result again (the same storage).
 
-    Under autocast it is on the fp32 list.
+    Under autocast nll_loss is on the fp32 list; log_softmax is too, but cross_entropy_loss names the logits' dtype
+    (aten/src/ATen/native/LossNLL.cpp), which autocast leaves alone: half log-probabilities and their fp32 copy are kept.
     """
-    if f.autocast is not None:
-        logits = cast(f, logits, "fp32")
     recorded = f.needs(logits)
     log_probs = f.like(logits)
     if recorded:
         f.record(log_probs, _log_softmax_backward, (logits,), f.save(log_probs))
     del logits
+    if f.autocast is not None:
+        log_probs = cast(f, log_probs, "fp32")
     saved = f.save(log_probs, labels) if recorded else ()
     loss = f.new((), log_probs.dtype, TEMPORARIES)
     return f.record(loss, _nll_backward, (log_probs,), saved) if recorded else loss
