@@ -12,6 +12,8 @@ from memlint.models.special import AFTER, BEFORE, LEGACY_LAYER_TYPES
 if TYPE_CHECKING:
     from memlint.models.remote import Remote
 
+QUANTIZATION = "quantization_config"
+
 UNREADABLE = (KeyError, TypeError, ValueError, ZeroDivisionError, AttributeError, OverflowError, IndexError)
 """What a rule raises when a config lacks a field it needs or holds nonsense in one that the schema does not know."""
 
@@ -48,9 +50,9 @@ def fill(stated: Mapping[str, Any], model_type: str) -> dict[str, Any]:
     """
     remote = remote_of(model_type)
     like = remote.like if remote is not None else model_type
-    if remote is not None:
-        stated = _renamed(stated, remote)
     entry: Mapping[str, Any] = class_defaults(like) or {}
+    if remote is not None:
+        stated = _renamed(stated if "parts" in entry else _language_part(stated), remote)
     names: Mapping[str, str] = entry.get("names", {})
     values: dict[str, Any] = {**entry.get("defaults", {}), **(remote.values if remote is not None else {})}
     own = {}
@@ -91,6 +93,18 @@ def remote_of(model_type: str) -> Remote | None:
     from memlint.models.remote import REMOTE
 
     return REMOTE.get(model_type)
+
+
+def _language_part(stated: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Lift the language model of a wrapper that is computed without its image tower to the top."""
+    for name in ("text_config", "language_config", "llm_config"):
+        inner = stated.get(name)
+        if isinstance(inner, Mapping):
+            rest = {
+                key: value for key, value in stated.items() if not isinstance(value, Mapping) or key == QUANTIZATION
+            }
+            return {**rest, **inner}
+    return stated
 
 
 def _renamed(stated: Mapping[str, Any], remote: Remote) -> dict[str, Any]:

@@ -294,6 +294,14 @@ class TestRemoteCode:
         assert found.approximate is not None
         assert "chatglm" in found.approximate
 
+    def test_a_wrapper_around_a_language_model_has_its_sizes(self) -> None:
+        found = read(
+            model_type="deepseek_vl_v2", language_config={"model_type": "deepseek_v2", **TINY, "num_experts_per_tok": 6}
+        )
+        assert (found.model_type, found.family, found.get("hidden_size")) == ("deepseek_v2", "mla", 64)
+        assert found.approximate is not None
+        assert "image tower" in found.approximate
+
     def test_kimi_k2_is_deepseek_v3(self) -> None:
         assert read(model_type="kimi_k2").family == "mla"
 
