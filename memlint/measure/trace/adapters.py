@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from memlint.errors import UserError
-from memlint.measure.trace.settings import LoraSettings
+from memlint.measure.trace.settings import LoraSettings, TraceSettings
 
 
 def add_lora(model: Any, lora: LoraSettings) -> Any:
@@ -26,6 +26,40 @@ def add_lora(model: Any, lora: LoraSettings) -> Any:
         return peft.get_peft_model(model, config, autocast_adapter_dtype=lora.dtype == "fp32")
     except ValueError as error:
         raise UserError(f"PEFT cannot add this adapter: {str(error).splitlines()[0]}") from None
+
+
+def checkpoint_every(model: Any, every: int) -> None:
+    """Leave only one layer in ``every`` checkpointed."""
+    from transformers.modeling_layers import GradientCheckpointingLayer
+
+    layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
+    for index, layer in enumerate(layers):
+        if index % every:
+            layer.gradient_checkpointing = False
+
+
+def freeze(model: Any, settings: TraceSettings, layers: int) -> None:
+    """Switch off the gradient of what the job does not train."""
+    if settings.four_bit:
+        return  # quantising froze everything
+    last = settings.train_last
+    chosen = last is not None or bool(settings.train_only)
+    trained = set(range(layers)) if last is None else set(range(layers)[-last:] if last >= 0 else range(-last))
+    for name, parameter in model.named_parameters():
+        trains = True
+        if chosen:
+            number = next((int(part) for part in name.split(".") if part.isdigit()), None)
+            trains = (last is not None and number in trained) or any(part in name for part in settings.train_only)
+        if any(fragment in name for fragment in settings.freeze):
+            trains = False
+        parameter.requires_grad_(trains)
+
+
+def keep_fp32(model: Any, fragments: tuple[str, ...]) -> None:
+    """Cast parameters whose name holds a fragment to fp32."""
+    for name, parameter in model.named_parameters():
+        if any(fragment in name for fragment in fragments):
+            parameter.data = parameter.data.to(torch.float32)
 
 
 def train_in(model: Any, dtype: torch.dtype) -> None:

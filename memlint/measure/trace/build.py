@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from memlint.errors import UserError
+from memlint.measure.trace import flash
 from memlint.measure.trace.settings import TraceSettings
 
 HEADS = {
@@ -36,14 +37,17 @@ def make_config(source: Mapping[str, Any], *, trust_remote_code: bool = False) -
     return AutoConfig.for_model(kind, **values)
 
 
-def make_model(config: Any, *, head: str, dtype: torch.dtype, attention: str) -> Any:
-    """Build the model of ``config`` with the given head; run inside FakeTensorMode. Weights are never initialised."""
+def make_model(config: Any, *, head: str, dtype: torch.dtype, attention: str, device: str = "cuda") -> Any:
+    """Build the model of ``config`` with the given head, weights uninitialised; inside FakeTensorMode they are fake."""
     import transformers
     from transformers.initialization import no_init_weights
 
     config.use_cache = False
+    if attention == "flash":
+        flash.register()
+        attention = flash.NAME
     owner = getattr(transformers, HEADS[head])
-    with torch.device("cuda"), no_init_weights():
+    with torch.device(device), no_init_weights():
         model = owner.from_config(config, dtype=dtype, attn_implementation=attention)
     model.tie_weights()
     if head == "seq2seq" and getattr(config, "decoder_start_token_id", None) is None:
@@ -52,11 +56,11 @@ def make_model(config: Any, *, head: str, dtype: torch.dtype, attention: str) ->
     return model
 
 
-def make_inputs(config: Any, settings: TraceSettings) -> dict[str, Any]:
-    """Token ids and labels of one full batch, as int64 on the fake device."""
+def make_inputs(config: Any, settings: TraceSettings, device: str = "cuda") -> dict[str, Any]:
+    """Token ids and labels of one full batch, as uninitialised int64 tensors on the device."""
 
     def tokens(*shape: int) -> torch.Tensor:
-        return torch.empty(shape, dtype=torch.long, device="cuda")
+        return torch.empty(shape, dtype=torch.long, device=device)
 
     batch, seq = settings.batch, settings.seq
     inputs: dict[str, Any] = {"input_ids": tokens(batch, seq)}

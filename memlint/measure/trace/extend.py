@@ -28,8 +28,11 @@ class Depths:
     full: int
 
 
-def layer_kinds(config: Any) -> tuple[str, ...]:
-    """What kind each layer is, as far as the config says (attention type, dense or expert MLP)."""
+def layer_kinds(config: Any, every: int = 1) -> tuple[str, ...]:
+    """What kind each layer is, as far as the config says (attention type, dense or expert MLP).
+
+    every: one layer in so many is checkpointed.
+    """
     count = int(config.num_hidden_layers)
     kinds = [""] * count
     for name in ("layer_types", "mlp_layer_types", "layers_block_type"):
@@ -42,7 +45,7 @@ def layer_kinds(config: Any) -> tuple[str, ...]:
     only = getattr(config, "mlp_only_layers", None) or ()
     step = getattr(config, "decoder_sparse_step", None) or 1
     return tuple(
-        f"{kind} {'dense' if index in only or (index + 1) % step else ''}" for index, kind in enumerate(kinds)
+        f"{kind} {index % every} {'dense' if index in only or (index + 1) % step else ''}" for index, kind in enumerate(kinds)
     )
 
 
@@ -94,6 +97,7 @@ def extend(low: TraceResult, high: TraceResult, depths: Depths) -> TraceResult |
 
     peaks: dict[int, dict[str, Peak]] = {}
     shares: dict[str, dict[str, int]] = {}
+    lowest: dict[str, int] = {}
     for step in (1, steps):
         peaks[step] = {}
         for phase in low.phase_peaks:
@@ -103,6 +107,7 @@ def extend(low: TraceResult, high: TraceResult, depths: Depths) -> TraceResult |
             a, b = max(pairs, key=lambda pair: line(pair[0].live, pair[1].live))
             peaks[step][phase] = Peak(line(a.live, b.live), line(a.workspace, b.workspace), b.name, b.module, b.event)
             if step == steps:
+                lowest[phase] = max(line(c.live - c.decomposed, d.live - d.decomposed) for c, d in pairs)
                 first = breakdown_at(low, a.event, a.workspace)
                 second = breakdown_at(high, b.event, b.workspace)
                 shares[phase] = {name: line(first.get(name, 0), second.get(name, 0)) for name in {**first, **second}}
@@ -120,6 +125,7 @@ def extend(low: TraceResult, high: TraceResult, depths: Depths) -> TraceResult |
         peaks=peaks[steps],
         phase_peaks={phase: peak.bytes for phase, peak in peaks[steps].items()},
         phase_breakdowns=shares,
+        phase_decomposed={phase: peaks[steps][phase].bytes - low_end for phase, low_end in lowest.items()},
         phase_ends={phase: line(low.phase_ends[phase], high.phase_ends[phase]) for phase in low.phase_ends},
         first_step_peak_bytes=peaks[1][begin].bytes,
         first_step_peak_phase=begin,
@@ -157,7 +163,7 @@ def _pairs(low: list[Op], high: list[Op], depths: Depths) -> list[tuple[Op, Op]]
         others = theirs.get(place, [])
         if len(ops) == len(others):
             pairs += zip(ops, others)
-        elif len(ops) < len(others) and place == "":
+        elif len(ops) < len(others) and place.startswith("|"):
             # A loop over parameters, outside every module: paired from both ends.
             half = len(ops) // 2
             pairs += [*zip(ops[:half], others), *zip(ops[half:], others[half - len(ops) :])]
@@ -181,5 +187,5 @@ def _places(ops: list[Op], depth: int, shallow_depth: int) -> dict[str, list[Op]
                 places.setdefault(".".join(parts), []).append(op)
                 break
         else:
-            places.setdefault(op.module, []).append(op)
+            places.setdefault(op.module or f"|{op.name}", []).append(op)
     return places

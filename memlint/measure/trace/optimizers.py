@@ -44,16 +44,44 @@ class Adam8bit(torch.optim.Optimizer):
                         state[name] = torch.zeros(blocks, dtype=torch.float32, device=parameter.device)
 
 
+class Adam32bit(torch.optim.Optimizer):
+    """bitsandbytes' 32-bit AdamW: two fp32 states whatever the parameter's dtype, a fused kernel in place."""
+
+    def __init__(self, parameters: Iterable[Any]) -> None:
+        super().__init__(parameters, {})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        """Make the states of parameters that have a gradient for the first time."""
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None and not self.state[parameter]:
+                    for name in ("state1", "state2"):
+                        self.state[parameter][name] = torch.zeros_like(local(parameter), dtype=torch.float32)
+
+
 def _adamw(**options: Any) -> Callable[[Any], Any]:
     return lambda parameters: torch.optim.AdamW(parameters, lr=1e-4, **options)
 
 
+def _adafactor(parameters: Any) -> Any:
+    # transformers' Trainer builds it so (trainer.py, optim adafactor).
+    from transformers.optimization import Adafactor
+
+    return Adafactor(parameters, lr=1e-4, scale_parameter=False, relative_step=False)
+
+
 OPTIMIZERS: dict[str, Callable[[Any], Any]] = {
     "adamw": _adamw(foreach=True),
-    "adamw-foreach": _adamw(foreach=True),
+    "adamw-for-loop": _adamw(foreach=False),
     "adamw-fused": _adamw(fused=True),
     "adam8bit": Adam8bit,
-    "adamw-8bit": Adam8bit,
+    "adamw-bnb": Adam32bit,
+    "adafactor": _adafactor,
     "sgd": lambda parameters: torch.optim.SGD(parameters, lr=1e-4, foreach=True),
     "sgd-momentum": lambda parameters: torch.optim.SGD(parameters, lr=1e-4, momentum=0.9, foreach=True),
+    "adagrad": lambda parameters: torch.optim.Adagrad(parameters, foreach=True),
+    "rmsprop": lambda parameters: torch.optim.RMSprop(parameters, foreach=True),
+    "adamax": lambda parameters: torch.optim.Adamax(parameters, foreach=True),
 }
+"""Name -> constructor over the trainable parameters, with what PyTorch picks for CUDA tensors (foreach)."""

@@ -24,6 +24,11 @@ BLOCK = 512
 """c10/cuda/CUDACachingAllocator: kMinBlockSize."""
 
 
+ONE_KERNEL = "SiluBackward0"
+"""Autograd node whose operator is one kernel on CUDA but, where PyTorch is built without CUDA, arrives in parts
+(native_functions.yaml: silu_backward has a CUDA kernel and a composite form)."""
+
+
 def rounded(size: int) -> int:
     """Return ``size`` bytes rounded up to the allocator's block of 512."""
     return -(-size // BLOCK) * BLOCK
@@ -43,7 +48,9 @@ class Storage:
     module: str
     born: int
     recomputed: bool
+    node: str = ""
     cast: bool = False
+    communication: bool = False
     component: str = ""
     died: int = -1
 
@@ -70,6 +77,8 @@ class Op:
     live: int
     workspace: int
     event: int
+    decomposed: int = 0
+    """Part of the level that one CUDA kernel would not take: see :data:`ONE_KERNEL`."""
 
 
 @dataclass(slots=True)
@@ -122,6 +131,12 @@ class Recorder:
     """Addresses of parameter storages; a 16-bit copy of one is a cast weight."""
     kernels: dict[str, int] = field(default_factory=dict)
     """Attention kernel -> number of calls."""
+    parts: int = 0
+    """Live bytes made by parts of :data:`ONE_KERNEL`."""
+    communicating: bool = False
+    """Whether a collective's buffers are being made."""
+    silent: bool = False
+    """Whether operators run that no GPU runs."""
     references: dict[int, Any] = field(default_factory=dict)
 
     def enter(self, phase: str, step: int | None = None) -> None:
@@ -166,6 +181,8 @@ class Recorder:
 
     def observe(self, name: str, outputs: Any, args: Any, kwargs: Any) -> None:
         """Take note of an operator that has just run; its inputs are still alive."""
+        if self.silent:
+            return
         self.op = name
         module: str | None = None
         for tensor in tensors_of(outputs):
@@ -185,7 +202,10 @@ class Recorder:
             return
         module = self.module(self.phase == "backward") if module is None else module
         level, event = self.live + extra, len(self.events)
-        self.ops.append(Op(self.step, self.phase, name, module, level, extra, event))
+        decomposed = 0
+        if self.parts and self.events[-1].storage.node == ONE_KERNEL:
+            decomposed = self.parts - self.events[-1].storage.bytes
+        self.ops.append(Op(self.step, self.phase, name, module, level, extra, event, decomposed))
         if self.marks and level > self.marks[-1].peak.bytes:
             self.marks[-1].peak = Peak(level, extra, name, module, event)
 
@@ -205,7 +225,13 @@ class Recorder:
             module=module,
             born=len(self.events),
             recomputed=self.phase == "backward" and torch.is_grad_enabled(),
+            communication=self.communicating or name == "storage::resize_",
         )
+        if self.phase == "backward" and not record.recomputed:
+            node = torch._C._current_autograd_node()
+            record.node = node.name() if node is not None else ""
+            if record.node == ONE_KERNEL:
+                self.parts += size
         self.storages[key] = record
         self.live += size
         self.events.append(Event(1, record, self.phase, name, self.live))
@@ -238,6 +264,8 @@ class Recorder:
         record = self.storages.pop(key)
         record.died = len(self.events)
         self.live -= record.bytes
+        if record.node == ONE_KERNEL:
+            self.parts -= record.bytes
         self.events.append(Event(-1, record, self.phase, self.op, self.live))
 
     def alive(self, event: int) -> list[Storage]:

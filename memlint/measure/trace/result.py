@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from memlint.measure.trace.recorder import Peak, Recorder, Storage
+from memlint.measure.trace.recorder import Mark, Peak, Recorder, Storage
 
 PHASES = ("forward", "loss", "backward", "clip", "optimizer", "zero_grad")
 
@@ -24,6 +24,8 @@ class TraceResult:
     """Live bytes by component at the peak; sums to peak_bytes."""
     phase_peaks: dict[str, int]
     phase_breakdowns: dict[str, dict[str, int]]
+    phase_decomposed: dict[str, int]
+    """How far each peak would fall if CUDA's single kernels, which a trace sees in parts, were counted as one."""
     phase_ends: dict[str, int]
     peaks: dict[str, Peak]
     param_bytes: int
@@ -61,9 +63,9 @@ def breakdown_at(result: TraceResult, event: int, workspace: int) -> dict[str, i
 
 
 def summarise(
-    recorder: Recorder, counted: list[tuple[int, bool]], steps: int, marks: dict[str, int], vocabulary: int
+    recorder: Recorder, counted: tuple[int, int], steps: int, marks: dict[str, int], vocabulary: int
 ) -> TraceResult:
-    """Sum up step ``steps`` of a finished trace; ``counted`` holds elements and trainability of each parameter."""
+    """Sum up step ``steps`` of a finished trace; ``counted`` are the model's elements and the trainable ones."""
     begin, end, backward = marks["begin"], marks["forward_end"], marks["backward_end"]
 
     def level(event: int) -> int:
@@ -94,8 +96,8 @@ def summarise(
 
     cast = total(saved, "cast_weights")
     return TraceResult(
-        parameters=sum(count for count, _ in counted),
-        trainable_parameters=sum(count for count, trained in counted if trained),
+        parameters=counted[0],
+        trainable_parameters=counted[1],
         peak_bytes=top.peak.bytes,
         peak_phase=top.phase,
         peak_op=top.peak.op,
@@ -103,6 +105,7 @@ def summarise(
         breakdown=breakdown(top.peak),
         phase_peaks={phase: here[phase].peak.bytes for phase in PHASES if phase in here},
         phase_breakdowns={phase: breakdown(here[phase].peak) for phase in PHASES if phase in here},
+        phase_decomposed={phase: here[phase].peak.bytes - _lowest(recorder, here[phase]) for phase in PHASES if phase in here},
         phase_ends={phase: here[phase].end_bytes for phase in PHASES if phase in here},
         peaks={phase: here[phase].peak for phase in PHASES if phase in here},
         param_bytes=total(at_start, "params"),
@@ -126,10 +129,20 @@ def summarise(
     )
 
 
+def _lowest(recorder: Recorder, mark: Mark) -> int:
+    start = recorder.events[mark.start_event - 1].live if mark.start_event else 0
+    return max(
+        [start]
+        + [op.live - op.decomposed for op in recorder.ops if op.step == mark.step and op.phase == mark.phase]
+    )
+
+
 def component_of(storage: Storage, forward_end: int, vocabulary: int) -> str:
     """Name the component a storage belongs to, from what it was used for and when it lived."""
     if storage.component:
         return storage.component
+    if storage.communication:
+        return "communication"
     if storage.cast:
         return "cast_weights"
     if len(storage.shape) > 1 and storage.shape[-1] == vocabulary:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping
+import gc
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
 from torch._subclasses import FakeTensorMode
 
-from memlint.measure.trace.adapters import add_lora, train_in
+from memlint.measure.trace.adapters import add_lora, checkpoint_every, freeze, keep_fp32, train_in
 from memlint.measure.trace.build import DTYPES, make_config, make_inputs, make_model
 from memlint.measure.trace.cuda_choices import cuda_choices
 from memlint.measure.trace.extend import choose_depths, extend, layer_kinds, shallow
+from memlint.measure.trace.four_bit import quantise
 from memlint.measure.trace.guard import install_idle_cuda
 from memlint.measure.trace.optimizers import OPTIMIZERS
 from memlint.measure.trace.phases import label, loss_phase, module_paths
@@ -49,8 +51,11 @@ def trace(
     Raises UserError for a model or setting that cannot be traced.
     """
     config = make_config(hf_config)
-    special_ends = settings.shards > 1 or settings.lora is not None or bool(settings.freeze)
-    depths = None if every_layer else choose_depths(layer_kinds(config), 2 if special_ends else 1)
+    special_ends = settings.shards > 1 or settings.lora is not None or bool(getattr(config, "is_encoder_decoder", False))
+    by_number = settings.train_last is not None or any(any(c.isdigit() for c in f) for f in (*settings.freeze, *settings.train_only))
+    depths = None
+    if not every_layer and not by_number and getattr(config, "num_hidden_layers", None):
+        depths = choose_depths(layer_kinds(config, settings.checkpoint_every), 2 if special_ends else 1)
     if depths is not None:
         low = _trace_once(shallow(hf_config, config, depths.low), settings, progress)
         high = _trace_once(shallow(hf_config, config, depths.high), settings, progress)
@@ -71,22 +76,10 @@ def _trace_once(hf_config: Mapping[str, Any], settings: TraceSettings, progress:
         stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
         stack.enter_context(RecordingMode(recorder, padding=settings.padding))
         recorder.enter("build", 0)
-        model = make_model(config, head=settings.head, dtype=DTYPES[settings.weights], attention=settings.attention)
-        counted = [(p.numel(), p.requires_grad) for p in model.parameters()]
-        model.train()
-        if settings.checkpointing != "none":
-            model.gradient_checkpointing_enable({"use_reentrant": settings.checkpointing == "reentrant"})
-        for name, parameter in model.named_parameters():
-            if any(fragment in name for fragment in settings.freeze):
-                parameter.requires_grad_(False)
-        stack.enter_context(loss_phase(recorder, model))
-        if settings.lora is not None:
-            model = add_lora(model, settings.lora)
-        if settings.trainable_weights is not None:
-            train_in(model, DTYPES[settings.trainable_weights])
-        counted = [(p.numel(), p.requires_grad) for p in model.parameters()]
+        model, base, elements = _prepare(config, settings, stack, recorder)
+        trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
         if mesh is not None:
-            shard(model, mesh, settings)
+            shard(model, base, mesh, settings)
         parameters = [p for p in model.parameters() if p.requires_grad]
         recorder.note_parameters(model.parameters())
         label(recorder, model.parameters(), "params")
@@ -94,11 +87,45 @@ def _trace_once(hf_config: Mapping[str, Any], settings: TraceSettings, progress:
         driver = OPTIMIZERS[settings.optimizer](parameters)
         stack.enter_context(module_paths(recorder, model))
         marks = {}
+        stack.enter_context(_no_collection())
         for number in range(1, settings.steps + 1):
             marks = _step(recorder, model, parameters, driver, config, settings, autocast, number)
         recorder.enter("end")
         vocabulary = getattr(config.get_text_config(), "vocab_size", 0)
-        return summarise(recorder, counted, settings.steps, marks, vocabulary)
+        return summarise(recorder, (elements, trained), settings.steps, marks, vocabulary)
+
+
+@contextlib.contextmanager
+def _no_collection() -> Iterator[None]:
+    """Keep Python's cycle collector from ending storages at moments of its own choice."""
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+def _prepare(config: Any, settings: TraceSettings, stack: contextlib.ExitStack, recorder: Recorder) -> tuple[Any, Any, int]:
+    """The model as it trains, the transformers model inside it, and the elements of that one."""
+    weights = DTYPES[settings.weights]
+    base = make_model(config, head=settings.head, dtype=weights, attention=settings.attention)
+    base.train()
+    elements = sum(p.numel() for p in base.parameters())
+    if settings.checkpointing != "none":
+        base.gradient_checkpointing_enable({"use_reentrant": settings.checkpointing == "reentrant"})
+        checkpoint_every(base, settings.checkpoint_every)
+    if settings.four_bit:
+        half = DTYPES[settings.autocast or (settings.weights if settings.weights != "fp32" else "bf16")]
+        skip = settings.skip_quantization
+        quantise(base, compute=half, double_quant=settings.double_quant, skip=skip, prepare=settings.kbit_preparation)
+    freeze(base, settings, int(getattr(config, "num_hidden_layers", 0)))
+    keep_fp32(base, settings.fp32_modules)
+    stack.enter_context(loss_phase(recorder, base))
+    model = base if settings.lora is None else add_lora(base, settings.lora)
+    if settings.trainable_weights is not None:
+        train_in(model, DTYPES[settings.trainable_weights])
+    return model, base, elements
 
 
 def _step(

@@ -36,17 +36,27 @@ class TraceSettings:
     autocast: str | None = None
     checkpointing: str = "none"
     """none, nonreentrant, reentrant."""
+    checkpoint_every: int = 1
     attention: str = "sdpa"
+    """eager, sdpa, flash."""
     optimizer: str = "adamw"
     max_grad_norm: float | None = 1.0
     accumulation: int = 1
     """Above 1 the step's last micro batch is followed, with gradients alive from the one before it."""
     lora: LoraSettings | None = None
+    fp32_modules: tuple[str, ...] = ()
+    """Name fragments of parameters kept in fp32."""
     four_bit: bool = False
-    """NF4 base weights as bitsandbytes stores them (simulated)."""
+    """NF4 base weights as bitsandbytes stores them."""
     double_quant: bool = True
+    kbit_preparation: bool = True
+    skip_quantization: tuple[str, ...] = ()
     freeze: tuple[str, ...] = ()
     """Name fragments of parameters that do not train."""
+    train_last: int | None = None
+    """Only the last layers train (negative: the first ones); None: no such limit."""
+    train_only: tuple[str, ...] = ()
+    """Name fragments of parameters that train beside ``train_last``; all others are frozen when set."""
     shards: int = 1
     """FSDP2 over this many ranks."""
     reshard_after_forward: bool = True

@@ -41,7 +41,8 @@ def fake_ranks(recorder: Recorder, world: int) -> Iterator[Any]:
     """Be rank 0 of ``world`` ranks; yields their device mesh. Storage that FSDP2 empties and refills is followed."""
     import torch.distributed as dist
     from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp._fully_shard import _fsdp_param
+    from torch.distributed.fsdp._fully_shard import _fsdp_param, _fsdp_param_group
+    from torch.distributed.tensor._sharding_prop import ShardingPropagator
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     def following(inner: Any) -> Any:
@@ -50,6 +51,17 @@ def fake_ranks(recorder: Recorder, world: int) -> Iterator[Any]:
             recorder.resized(tensor)
 
         return resize
+
+    def flagged(inner: Any, flag: str) -> Any:
+        def run(*args: Any, **kwargs: Any) -> Any:
+            before = getattr(recorder, flag)
+            setattr(recorder, flag, True)
+            try:
+                return inner(*args, **kwargs)
+            finally:
+                setattr(recorder, flag, before)
+
+        return run
 
     with contextlib.ExitStack() as stack:
         put = lambda owner, name, value: stack.enter_context(mock.patch.object(owner, name, value))  # noqa: E731
@@ -63,6 +75,11 @@ def fake_ranks(recorder: Recorder, world: int) -> Iterator[Any]:
         put(torch.cuda, "synchronize", lambda *args: None)
         for name in ("alloc_storage", "free_storage"):
             put(_fsdp_param, name, following(getattr(_fsdp_param, name)))
+        for name in ("foreach_all_gather", "foreach_all_gather_copy_out", "foreach_reduce"):
+            put(_fsdp_param_group, name, flagged(getattr(_fsdp_param_group, name), "communicating"))
+        # DTensor finds out an operator's output by running it once on fake tensors of the global shape.
+        for name in [name for name in vars(ShardingPropagator) if name.startswith("_propagate_tensor_meta")]:
+            put(ShardingPropagator, name, flagged(getattr(ShardingPropagator, name), "silent"))
         dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=world)
         try:
             yield init_device_mesh("cuda", (world,))
@@ -70,13 +87,13 @@ def fake_ranks(recorder: Recorder, world: int) -> Iterator[Any]:
             dist.destroy_process_group()
 
 
-def shard(model: Any, mesh: Any, settings: TraceSettings) -> None:
-    """Shard every layer that transformers does not split, then the rest as one unit."""
+def shard(model: Any, base: Any, mesh: Any, settings: TraceSettings) -> None:
+    """Shard every layer that transformers does not split, then the rest as one unit; ``base`` is without an adapter."""
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
     half = DTYPES[settings.autocast] if settings.autocast else None
     policy = MixedPrecisionPolicy(param_dtype=half, reduce_dtype=half)
-    whole = set(getattr(model, "_no_split_modules", None) or getattr(model.get_base_model(), "_no_split_modules", None) or ())
+    whole = set(getattr(base, "_no_split_modules", None) or ())
     options: dict[str, Any] = {"mesh": mesh, "mp_policy": policy, "reshard_after_forward": settings.reshard_after_forward}
     for module in model.modules():
         if type(module).__name__ in whole:
