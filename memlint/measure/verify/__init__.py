@@ -1,0 +1,1 @@
+"""One real training step, measured and held against the prediction."""

@@ -1,0 +1,166 @@
+"""What is to be run: the job as this machine can run it, or a sentence about the setting that it cannot."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from memlint.errors import UserError
+from memlint.job import TrainingJob, replace_fields
+from memlint.records import dataclass
+
+if TYPE_CHECKING:
+    from memlint.measure.trace.settings import TraceSettings
+
+SHARDED = ("fsdp", "fsdp2", "hsdp")
+ALONE = ("none", "device-map")
+
+BITSANDBYTES = {
+    "adam-8bit": "Adam8bit",
+    "adamw-8bit": "AdamW8bit",
+    "paged-adamw-8bit": "PagedAdamW8bit",
+    "adamw-bnb": "AdamW32bit",
+    "paged-adamw": "PagedAdamW32bit",
+    "lion": "Lion32bit",
+    "lion-8bit": "Lion8bit",
+}
+"""Native name -> class of bitsandbytes.optim."""
+
+STAND_INS = {
+    "adam-8bit": "adam8bit",
+    "adamw-8bit": "adam8bit",
+    "paged-adamw-8bit": "adam8bit",
+    "adamw-bnb": "adamw-bnb",
+    "paged-adamw": "adamw-bnb",
+}
+"""Native name -> an optimizer of the trace that only holds tensors of the same sizes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """One verification, as the command line or `check --verify` asks for it."""
+
+    job: TrainingJob
+    """With its architecture."""
+    file: str
+    dialect: str
+    device: str = "cuda"
+    """cuda or cpu."""
+    layers: int | None = None
+    """Run so many layers instead of all; None: as many as fit."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """The settings of one run."""
+
+    job: TrainingJob
+    config: dict[str, Any]
+    settings: TraceSettings
+    optimizer: str
+    """Native name."""
+    fused_loss: bool
+    in_backward: bool
+    compile: bool
+    grad_scaler: bool
+    strategy: str
+    """none, ddp or fsdp."""
+    world: int
+    device: str
+
+
+def job_at_hand(job: TrainingJob, world: int) -> tuple[TrainingJob, tuple[str, ...]]:
+    """Return the job spread over the ``world`` processes there are, and sentences about what that changed."""
+    strategy, gpus = job.parallelism.strategy, job.parallelism.gpus
+    if strategy in ALONE:
+        if world == 1:
+            return job, ()
+        changed = replace_fields(job, {"parallelism.strategy": "ddp", "parallelism.gpus": world})
+        return changed, (f"the config shards nothing: run as DDP over {world} processes, as Trainer does",)
+    notes: tuple[str, ...] = ()
+    if gpus is not None and gpus != world:
+        notes = (f"the config runs on {gpus} GPUs: run, and predicted, on {world}",)
+    elif gpus is None and world == 1:
+        notes = (f"{strategy} over one process; `--gpus N` runs it over several",)
+    return replace_fields(job, {"parallelism.gpus": world, "parallelism.shard": None}), notes
+
+
+def plan_run(job: TrainingJob, world: int, device: str) -> Plan:
+    """Translate a job. Raises UserError for what no step can run, naming the setting."""
+    from memlint.measure.trace.job import OPTIMIZERS, hf_config, settings_of
+
+    training = job.training
+    _refuse(job, tuple(OPTIMIZERS))
+    strategy = "fsdp" if job.parallelism.strategy in SHARDED else "ddp" if world > 1 else "none"
+    plain = replace_fields(
+        job,
+        {
+            "training.loss": "standard",
+            "training.compile": False,
+            "training.optimizer_in_backward": False,
+            "training.optimizer": training.optimizer if training.optimizer in OPTIMIZERS else "adamw",
+            "parallelism.strategy": "fsdp" if strategy == "fsdp" else "none",
+        },
+    )
+    return Plan(
+        job=job,
+        config=hf_config(job),
+        settings=settings_of(plain, world),
+        optimizer=training.optimizer,
+        fused_loss=training.loss == "fused",
+        in_backward=training.optimizer_in_backward,
+        compile=training.compile,
+        grad_scaler=training.precision.grad_scaler,
+        strategy=strategy,
+        world=world,
+        device=device,
+    )
+
+
+def _refuse(job: TrainingJob, optimizers: tuple[str, ...]) -> None:
+    from memlint.measure.trace.job import HEADS
+
+    training, parallelism = job.training, job.parallelism
+    quantization = training.quantization if training.method == "qlora" else None
+    known = (*optimizers, *BITSANDBYTES)
+    checks: tuple[tuple[bool, str, Any], ...] = (
+        (training.objective not in HEADS, "training.objective", training.objective),
+        (training.method not in ("full", "lora", "qlora", "freeze"), "training.method", training.method),
+        (quantization is not None and quantization.bits != 4, "training.quantization.type", _type(quantization)),
+        (training.loss not in ("standard", "fused"), "training.loss", training.loss),
+        (training.loss == "fused" and training.objective != "causal-lm", "training.loss", "fused"),
+        (bool(training.liger), "training.liger", ", ".join(training.liger)),
+        (training.precision.fp8, "training.precision.fp8", "true"),
+        (training.precision.master_weights, "training.precision.master_weights", "true"),
+        (training.optimizer not in known, "training.optimizer", training.optimizer),
+        (training.attention not in ("eager", "sdpa", "flash"), "training.attention", training.attention),
+        (training.varlen, "training.varlen", "true"),
+        (
+            training.checkpointing.mode not in ("none", "full") or training.checkpointing.offload,
+            "training.activation_checkpointing",
+            training.checkpointing.mode,
+        ),
+        (training.images > 0, "training.images", training.images),
+        (bool(training.lora and training.lora.kernels), "training.lora.kernels", "true"),
+        (bool(training.lora and training.lora.target_parameters), "training.lora.target_parameters", "set"),
+        (parallelism.strategy not in (*ALONE, "ddp", *SHARDED), "parallelism.strategy", parallelism.strategy),
+        (parallelism.offload != "none", "parallelism.offload", parallelism.offload),
+        (
+            training.loss == "fused" and parallelism.strategy in SHARDED,
+            "training.loss",
+            f"fused with {parallelism.strategy}",
+        ),
+        *((getattr(parallelism, n) > 1, f"parallelism.{n}", getattr(parallelism, n)) for n in _DIVIDED),
+    )
+    for refused, name, value in checks:
+        if refused:
+            raise UserError(
+                f"memlint verify does not run `{name}: {value}`; change it with `--set {name}=...`,"
+                " or use `memlint estimate`"
+            )
+
+
+_DIVIDED = ("tensor", "pipeline", "context", "expert")
+
+
+def _type(quantization: Any) -> str:
+    return "" if quantization is None else str(quantization.type)
