@@ -40,6 +40,11 @@ def build_model(job: TrainingJob, build: Build, env: Env) -> Trainable:
     architecture = job.architecture
     if architecture is None:
         raise Unsupported("the model's architecture is not known")
+    own = FRAMEWORKS.get(job.framework.partition(" ")[0])
+    if own is not None:
+        model = own(job, build, env)
+        if model is not None:
+            return model
     maker = FAMILIES.get(architecture.family)
     if maker is None:
         raise Unsupported(f"no memory model for the family of `{architecture.model_type}` yet")
@@ -95,3 +100,22 @@ FAMILIES: dict[str, Callable[[TrainingJob, Build, Env], Trainable]] = {
     "mamba": _mamba,
 }
 """Family name of an Architecture -> builder; modules load on first use."""
+
+
+def _litgpt(job: TrainingJob, build: Build, env: Env) -> Trainable | None:
+    from memlint.estimate.families import litgpt
+
+    return litgpt.build(job, build, env)
+
+
+def _torchtune(job: TrainingJob, build: Build, env: Env) -> Trainable | None:
+    from memlint.estimate.families import torchtune
+
+    return torchtune.build(job, build, env)
+
+
+FRAMEWORKS: dict[str, Callable[[TrainingJob, Build, Env], Trainable | None]] = {
+    "litgpt": _litgpt,
+    "torchtune": _torchtune,
+}
+"""First word of ``job.framework`` -> builder of the framework's own model code; None where it has none of that type."""

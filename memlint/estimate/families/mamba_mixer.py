@@ -1,0 +1,121 @@
+"""The first-generation Mamba mixer: mamba, falcon_mamba, jamba.
+
+Source: transformers 5.24 models/{mamba,falcon_mamba,jamba}/modeling_*.py. The rule: unless the packages mamba-ssm and
+causal-conv1d are installed (transformers imports them when they are, integrations/hub_kernels.py) training runs the
+PyTorch path, which keeps the state of every position; that is what is computed here.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from memlint.estimate.build import Build
+from memlint.estimate.engine.tape import Tape, Tensor
+from memlint.estimate.env import Env
+from memlint.estimate.families.llama import Norm
+from memlint.estimate.ops.activations import activate
+from memlint.estimate.ops.basic import activation, add, cast, copy, mul, saving_output, scale
+from memlint.estimate.ops.linear import Weight, linear
+from memlint.estimate.ops.norm import rms_norm
+from memlint.estimate.ops.ssm import causal_convolution, repack, scan
+from memlint.estimate.ops.views import split
+from memlint.models.architecture import Architecture
+
+
+def straight(f: Tape, x: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """[B, I, S] seen as [B, S, I] for a linear layer: a copy unless one sequence makes it a transposed matrix."""
+    return copy(f, x, shape) if x.shape[0] > 1 else x.view(*shape)
+
+
+class Mixer:
+    """MambaMixer. ``norms``: none, plain (falcon_mamba: no weights), weighted (jamba)."""
+
+    def __init__(
+        self,
+        a: Architecture,
+        b: Build,
+        name: str,
+        *,
+        inner: int,
+        state: int,
+        rank: int,
+        kernel: int,
+        conv_bias: bool,
+        bias: bool,
+        norms: str = "none",
+        eps_buffers: bool = False,
+    ) -> None:
+        h = a.hidden_size
+        self.inner, self.state, self.rank = inner, state, rank
+        self.act = str(a.get("hidden_act") or "silu")
+        self.a_log = b.parameter(f"{name}.A_log", inner, state)
+        self.d = b.parameter(f"{name}.D", inner)
+        self.conv = b.parameter(f"{name}.conv1d.weight", inner, 1, kernel)
+        self.conv_bias: Weight | None = b.parameter(f"{name}.conv1d.bias", inner) if conv_bias else None
+        self.in_proj = b.linear(f"{name}.in_proj", h, 2 * inner, bias)
+        self.x_proj = b.linear(f"{name}.x_proj", inner, rank + 2 * state)
+        self.dt_weight = b.parameter(f"{name}.dt_proj.weight", inner, rank)
+        self.dt_bias = b.parameter(f"{name}.dt_proj.bias", inner)
+        self.out_proj = b.linear(f"{name}.out_proj", inner, h, bias)
+        self.norms: list[Any] | None = None
+        self.plain = norms == "plain"
+        if norms == "weighted":
+            widths = {"dt_layernorm": rank, "b_layernorm": state, "c_layernorm": state}
+            self.norms = [Norm(b, f"{name}.{key}", width, "llama") for key, width in widths.items()]
+        elif norms == "plain":
+            size = 4 if b.training.precision.weights == "fp32" else 2
+            for width in (inner, state, state):
+                b.buffer(width * size)
+
+    def __call__(self, f: Tape, env: Env, x: Tensor) -> Tensor:
+        """x [B, S, H] -> [B, S, H]."""
+        b, s, _ = x.shape
+        i, n = self.inner, self.state
+        dtype = x.dtype
+        projected: Tensor = self.in_proj(f, x).view(b, 2 * i, s)
+        decay = scale(f, saving_output(f, cast(f, self.a_log, "fp32")))
+        hidden, gate = split(f, projected, (b, i, s), (b, i, s))
+        before = hidden.dtype
+        hidden = activate(f, causal_convolution(f, hidden, self.conv, self.conv_bias), self.act)
+        hidden = cast(f, hidden, before)
+        mixed: Tensor = self.x_proj(f, straight(f, hidden, (b, s, i)))
+        step, key, value = split(f, mixed, (b, s, self.rank), (b, s, n), (b, s, n))
+        if self.norms is not None:
+            step, key, value = (norm(f, env, t) for norm, t in zip(self.norms, (step, key, value)))
+        elif self.plain:
+            step, key, value = rms_norm(f, step, None), rms_norm(f, key, None), rms_norm(f, value, None)
+        step = repack(f, linear(f, step, self.dt_weight), (b, i, s))
+        bias = cast(f, self.dt_bias, "fp32")
+        out = self.selective_scan(f, hidden, step, decay, key, value, gate, bias)
+        shaped = out.view(b, s, i)
+        turned = cast(f, shaped, dtype)
+        result: Tensor = self.out_proj(f, straight(f, turned, turned.shape))
+        return result
+
+    def selective_scan(
+        self,
+        f: Tape,
+        hidden: Tensor,
+        step: Tensor,
+        decay: Tensor,
+        key: Tensor,
+        value: Tensor,
+        gate: Tensor,
+        bias: Tensor,
+    ) -> Tensor:
+        """mamba_selective_scan, the recurrent iteration."""
+        b, i, s = hidden.shape
+        n = self.state
+        step = add(f, step, cast(f, bias, step.dtype).view(i, 1))
+        if f.autocast is not None:
+            step = cast(f, step, "fp32")
+        step = activation(f, step)
+        wide = step.view(b, i, s, 1)
+        decays = saving_output(f, mul(f, decay.view(1, i, 1, n), wide))
+        inputs = mul(f, wide, cast(f, key, "fp32").view(b, 1, s, n))
+        updates = mul(f, inputs, cast(f, hidden, "fp32").view(b, i, s, 1))
+        out, held = scan(f, decays, updates, value, hidden.dtype)
+        out = add(f, out, mul(f, hidden, cast(f, self.d, "fp32").view(1, i, 1)))
+        out = mul(f, out, activation(f, gate, "silu"))
+        del held, updates
+        return out
