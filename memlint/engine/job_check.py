@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from memlint.document.comments import Pragma
     from memlint.engine.checker import FileCheck
     from memlint.engine.trials import Trials
-    from memlint.estimate.result import Estimate
     from memlint.hardware.target import Target
     from memlint.job import TrainingJob
 

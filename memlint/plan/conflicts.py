@@ -46,7 +46,7 @@ def _adafactor_on_flat_partitions(value: Value, dialect: str) -> bool:
 
 
 def _step_in_backward_with_accumulation(value: Value, dialect: str) -> bool:
-    return bool(value("training.optimizer_in_backward")) and value("training.gradient_accumulation_steps") > 1
+    return bool(value("training.optimizer_in_backward")) and int(value("training.gradient_accumulation_steps")) > 1
 
 
 def _step_in_backward_with_clipping(value: Value, dialect: str) -> bool:
@@ -54,11 +54,11 @@ def _step_in_backward_with_clipping(value: Value, dialect: str) -> bool:
 
 
 def _gradients_partitioned_in_a_pipeline(value: Value, dialect: str) -> bool:
-    return value("parallelism.pipeline") > 1 and value("parallelism.strategy") in ("zero2", "zero3")
+    return int(value("parallelism.pipeline")) > 1 and value("parallelism.strategy") in ("zero2", "zero3")
 
 
 def _fused_loss_under_tensor_parallelism(value: Value, dialect: str) -> bool:
-    return value("parallelism.tensor") > 1 and value("training.loss") == "fused"
+    return int(value("parallelism.tensor")) > 1 and value("training.loss") == "fused"
 
 
 def _fp16_weights_under_a_scaler(value: Value, dialect: str) -> bool:
@@ -81,13 +81,13 @@ CONFLICTS: tuple[Conflict, ...] = (
         "offload-without-cpu-adam",
         _offload_without_cpu_adam,
         "ZeRO-Offload steps on the CPU and takes DeepSpeedCPUAdam or DeepSpeedCPULion only",
-        "DeepSpeed runtime/engine.py _configure_optimizer: ZeRORuntimeException unless zero_force_ds_cpu_optimizer is off",
+        "DeepSpeed runtime/engine.py _configure_optimizer: raises unless zero_force_ds_cpu_optimizer is off",
     ),
     Conflict(
         "adafactor-on-flat-partitions",
         _adafactor_on_flat_partitions,
-        "ZeRO flattens parameters into one dimension, where Adafactor has nothing to factor and keeps whole fp32 moments",
-        "DeepSpeed runtime/zero/stage_1_and_2.py single_partition_of_fp32_groups; transformers optimization.py Adafactor",
+        "ZeRO flattens parameters into one dimension, where Adafactor factors nothing and keeps whole fp32 moments",
+        "DeepSpeed runtime/zero/stage_1_and_2.py single_partition_of_fp32_groups; transformers optimization.py",
     ),
     Conflict(
         "step-in-backward-with-accumulation",
@@ -111,7 +111,7 @@ CONFLICTS: tuple[Conflict, ...] = (
         "fused-loss-under-tensor-parallelism",
         _fused_loss_under_tensor_parallelism,
         "the fused loss multiplies by the whole output embedding, which tensor parallelism divides",
-        "axolotl 0.18 utils/schemas/validation.py: liger_fused_linear_cross_entropy refused with tensor_parallel_size > 1",
+        "axolotl 0.18 utils/schemas/validation.py: Liger's fused loss refused with tensor_parallel_size > 1",
     ),
     Conflict(
         "fp16-weights-under-a-scaler",

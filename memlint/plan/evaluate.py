@@ -36,8 +36,8 @@ class Outcome:
 class Evaluator:
     """Turns choices into outcomes.
 
-    A remedy that the dialect cannot write is none: only what has a text of edits counts. ``base`` are changes that every
-    choice starts from (the method, where LoRA is offered).
+    A remedy that the dialect cannot write is none: only what has a text of edits counts. ``base`` are changes that
+    every choice starts from (the method, where LoRA is offered).
     """
 
     def __init__(
@@ -50,8 +50,8 @@ class Evaluator:
         writable: Callable[[Mapping[str, Any]], bool],
         base: Mapping[str, Any] | None = None,
     ) -> None:
-        """``try_changes`` recomputes the job with native fields changed, ``writable`` says whether the dialect can write
-        them; ``job`` has ``base`` applied.
+        """``try_changes`` recomputes the job with native fields changed, ``writable`` says whether the dialect can
+        write them; ``job`` has ``base`` applied.
         """
         self._job = job
         self._dialect = dialect
@@ -81,9 +81,7 @@ class Evaluator:
     def remedies(self, choice: Choice) -> tuple[Remedy, ...]:
         """Return what a choice takes, in the handbook's order."""
         return tuple(
-            dimension.remedies[number - 1]
-            for dimension, number in zip(self.dimensions, choice, strict=True)
-            if number
+            dimension.remedies[number - 1] for dimension, number in zip(self.dimensions, choice, strict=True) if number
         )
 
     def __call__(self, choice: Choice) -> Outcome | None:

@@ -1,8 +1,8 @@
 """FLOPs of one training step by part, to say what recomputation costs this model at this length.
 
 A matrix multiplication of weights with n elements takes 2 n FLOPs per token; attention takes 4 T H per token and layer
-for scores and values together, half of it where the mask is causal (Narayanan et al. 2021, arXiv:2104.04473, section 5.1
-and appendix: 2 n per token forward, twice that backward). A frozen weight needs no gradient of its own, so its backward
+for scores and values together, half of it where the mask is causal (Narayanan et al. 2021, arXiv:2104.04473, section
+5.1 and appendix: 2 n per token forward, twice that backward). A frozen weight needs no gradient, so its backward
 costs as much as its forward. Element-wise operations are left out.
 """
 

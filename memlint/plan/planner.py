@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Callable, Mapping
 
 from memlint.job import replace_fields
-from memlint.plan import options
+from memlint.plan import options_scale
 from memlint.plan.evaluate import Choice, Evaluator, Outcome
 from memlint.plan.limits import hardware_of, limits_of
 from memlint.plan.remedy import CATEGORIES, Remedy
@@ -35,7 +35,7 @@ HEADROOM = 0.25
 a second process; a choice of memlint."""
 
 FRONT_STEP = 0.05
-"""A further plan of the front must need at least 5 % less than the one before: smaller steps are within the interval."""
+"""A further plan of the front must need at least 5 % less than the one before: less is within the interval."""
 
 MOST_PLANS = 4
 
@@ -129,7 +129,7 @@ class Planner:
         return self._plan(search, *found) if found is not None else None
 
     def front(self) -> tuple[Plan, ...]:
-        """Return the best plan and those that need still less at a higher price; without a target, from the job down."""
+        """Return the best plan and those that need less at a higher price; without a target, from the job down."""
         question, search = self._question, self._search()
         plans: list[Plan] = []
         best = self.best()
@@ -161,7 +161,7 @@ class Planner:
     def offers(self) -> tuple[Plan, ...]:
         """Return LoRA and QLoRA, each with the cheapest other changes it needs to fit."""
         plans = []
-        for method in options.adapters(self._question.job):
+        for method in options_scale.adapters(self._question.job):
             if not self._question.writable(method.changes):
                 continue
             search = self._search(method)

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 Accept = Callable[["Estimate"], bool]
 
+
 class Search:
     """Every choice of an evaluator's dimensions, sorted by price."""
 
@@ -112,7 +113,7 @@ class Search:
         return choice, outcome
 
     def lowest(self) -> tuple[Choice, Outcome] | None:
-        """Return the choice of the smallest peak: from the strongest one, dimension by dimension as long as it helps."""
+        """Return the choice of the smallest peak: from the strongest, dimension by dimension as long as it helps."""
         if self._lowest is None:
             starts = [choice for choice in self._strongest(0, len(self._choices)) if self._evaluate(choice) is not None]
             if starts:

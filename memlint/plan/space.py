@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from memlint.plan import options
+from memlint.plan import options, options_scale
 from memlint.plan.remedy import Remedy
 from memlint.records import dataclass
 
@@ -59,8 +59,8 @@ def remedy_space(setting: Setting) -> tuple[Dimension, ...]:
         "checkpointing": options.checkpointing(setting.job, setting.parameters, faster=setting.faster),
         "optimizer": options.optimizers(setting.job),
         "step-in-backward": options.step_in_backward(setting.job),
-        "batch": options.micro_batches(setting.job, faster=setting.faster),
-        "sharding": options.sharding(setting.job, setting.gpus),
+        "batch": options_scale.micro_batches(setting.job, faster=setting.faster),
+        "sharding": options_scale.sharding(setting.job, setting.gpus),
     }
     return tuple(Dimension(name=name, remedies=made[name]) for name in DIMENSIONS if made[name])
 

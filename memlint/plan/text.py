@@ -108,9 +108,14 @@ def _hardware(need: HardwareNeed, source: Source, how: str) -> Iterator[str]:
 
 def _floor(plan: Plan, scale: int, usable: int | None, style: Style) -> Iterator[str]:
     estimate = plan.estimate
-    yield f"{style('error', 'Nothing fits')}. The lowest that this format's settings reach is {gib(estimate.device_bytes)} GiB:"
+    lowest = gib(estimate.device_bytes)
+    yield f"{style('error', 'Nothing fits')}. The lowest that this format's settings reach is {lowest} GiB:"
     yield f"  floor  {bar(estimate, scale, usable)} {gib(estimate.device_bytes)}"
-    parts = [(name.replace("_", " "), size) for name, size in estimate.components.items() if size * 100 > estimate.device_bytes]
+    parts = [
+        (name.replace("_", " "), size)
+        for name, size in estimate.components.items()
+        if size * 100 > estimate.device_bytes
+    ]
     parts.append(("context, libraries and fragmentation", estimate.device_bytes - estimate.allocated_bytes))
     parts.sort(key=lambda part: -part[1])
     yield "  made of " + ", ".join(f"{name} {gib(size)}" for name, size in parts) + " (GiB)"

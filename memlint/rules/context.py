@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Callable, Mapping
+from typing import TYPE_CHECKING, Any, Callable, Mapping, Sequence
 
 from memlint.findings import Finding, Fix, Help, KeyEdit
 from memlint.job import KeyPath
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from memlint.estimate.result import Estimate
     from memlint.hardware.target import Target
     from memlint.job import TrainingJob
+    from memlint.plan.remedy import Remedy
     from memlint.rules.meta import RuleMeta
 
 WASTE_SHARE = 4
@@ -171,36 +172,41 @@ class Context:
     def suggest(
         self,
         meta: RuleMeta,
-        candidates: list[tuple[Mapping[str, Any], str]],
+        candidates: Sequence[Remedy],
         *,
         message: Callable[[int], str],
         at: tuple[str, ...],
         label: str | None = None,
-        safe: bool = False,
     ) -> Finding | None:
-        """Try each candidate (changes, name in words) and make one finding of those that matter, or None.
+        """Try each candidate and make one finding of those that matter, or None.
 
         ``message`` receives the bytes saved by the first candidate kept.
         """
         if self.estimate is None:
             return None
         helps: list[Help] = []
-        for changes, words in candidates:
-            trial = self.try_changes(changes)
+        kept: list[Remedy] = []
+        for remedy in candidates:
+            trial = self.try_changes(remedy.changes)
             if trial is None:
                 continue
             saved = self.estimate.device_bytes - trial.estimate.device_bytes
             if self.matters(meta, saved):
-                helps.append(self.help(trial, otherwise=words, safe=safe))
+                helps.append(self.help(trial, otherwise=remedy.words, safe=remedy.safe))
+                kept.append(remedy)
         if not helps:
             return None
         first = helps[0]
+        from memlint.rules.remedies import part_of_plan
+
+        part = part_of_plan(self, kept[0])
         return self.finding(
             meta,
             message(first.saves_bytes or 0),
             at=at,
             label=label,
             helps=tuple(helps),
+            notes=(part,) if part is not None else (),
             saves_bytes=first.saves_bytes,
             fits_after=first.fits_after,
             fix=first.fix,

@@ -44,12 +44,9 @@ META = RuleMeta(code="MEM203", name="frozen-weights-in-fp32", severity=Severity.
 
 def check(context: Context) -> Iterator[Finding]:
     """Yield one finding where half-precision frozen weights would save enough to matter."""
-    changes = remedies.half_frozen_weights(context)
-    if changes is None:
-        return
     found = context.suggest(
         META,
-        [(changes, "loading the frozen weights in half precision")],
+        remedies.half_frozen_weights(context),
         message=lambda saved: f"frozen weights are held in fp32; half precision saves {gib(saved)} GiB",
         at=("training.precision.weights", "training.precision", "training.method", "model"),
         label="frozen weights in fp32",

@@ -44,12 +44,9 @@ META = RuleMeta(code="MEM303", name="full-logits", severity=Severity.WARNING, si
 
 def check(context: Context) -> Iterator[Finding]:
     """Yield one finding where a fused or chunked loss would save enough to matter."""
-    changes = remedies.fused_loss(context)
-    if changes is None:
-        return
     found = context.suggest(
         META,
-        [(changes, "a fused loss")],
+        remedies.fused_loss(context),
         message=lambda saved: f"the loss holds the logits of every token; a fused loss saves {gib(saved)} GiB",
         at=("training.loss", "training.sequence_length", "training.micro_batch_size", "model"),
     )

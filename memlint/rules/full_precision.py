@@ -45,12 +45,9 @@ META = RuleMeta(code="MEM201", name="full-precision", severity=Severity.WARNING,
 
 def check(context: Context) -> Iterator[Finding]:
     """Yield one finding where mixed precision would save enough to matter."""
-    changes = remedies.mixed_precision(context)
-    if changes is None:
-        return
     found = context.suggest(
         META,
-        [(changes, "mixed precision")],
+        remedies.mixed_precision(context),
         message=lambda saved: f"computes in fp32; mixed precision saves {gib(saved)} GiB",
         at=("training.precision.autocast", "training.precision", "training.precision.weights", "model"),
         label="fp32 compute",

@@ -43,12 +43,9 @@ META = RuleMeta(code="MEM401", name="heavy-optimizer", severity=Severity.WARNING
 
 def check(context: Context) -> Iterator[Finding]:
     """Yield one finding where a lighter optimizer would save enough to matter."""
-    candidates = remedies.lighter_optimizers(context)
-    if not candidates:
-        return
     found = context.suggest(
         META,
-        [(changes, f"the optimizer {changes['training.optimizer']}") for changes in candidates],
+        remedies.lighter_optimizers(context),
         message=lambda saved: (
             f"optimizer `{context.job.training.optimizer}` is heavy for this target; a lighter one"
             f" saves {gib(saved)} GiB"

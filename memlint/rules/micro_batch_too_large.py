@@ -44,18 +44,15 @@ META = RuleMeta(code="MEM601", name="micro-batch-too-large", severity=Severity.W
 
 def check(context: Context) -> Iterator[Finding]:
     """Yield one finding where a smaller micro batch with more accumulation would save enough to matter."""
-    changes = remedies.smaller_micro_batch(context)
-    if changes is None:
-        return
+    candidates = remedies.smaller_micro_batch(context)
     found = context.suggest(
         META,
-        [(changes, "a smaller micro batch with more accumulation")],
+        candidates,
         message=lambda saved: (
             f"a micro batch of {context.job.training.micro_batch_size} is more than needed;"
-            f" {changes['training.micro_batch_size']} with more accumulation saves {gib(saved)} GiB"
+            f" {candidates[0].changes['training.micro_batch_size']} with more accumulation saves {gib(saved)} GiB"
         ),
         at=("training.micro_batch_size", "model"),
-        safe=True,
     )
     if found is not None:
         yield found

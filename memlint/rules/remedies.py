@@ -1,151 +1,166 @@
-"""Changes of a job that lower its peak, as native fields; the rules and the plan choose among them.
+"""The remedies of a job under check, the plan made of them, and their help lines.
 
-Each function returns the change, or None where it does not apply: already on, or contradicted by method or target.
-Order of preference (DESIGN.md, Remedies): mixed precision, fused loss and attention, activation checkpointing, lighter
-optimizer, smaller micro batch, sharding.
+What each remedy changes and costs stands in :mod:`memlint.plan.options`; here they meet a config in its own dialect.
 """
 
 from __future__ import annotations
 
-from typing import Any, Mapping
+from typing import Sequence
 
-from memlint.findings import Help
+from memlint.findings import Fix, Help
+from memlint.plan import options, options_scale
+from memlint.plan.remedy import Remedy
+from memlint.plan.result import Plan
 from memlint.rules.context import Context
+from memlint.units import gib
 
-Changes = Mapping[str, Any]
-
-SHOWN = 3
-"""Help lines under one out-of-memory finding: more is noise; `memlint plan` lists all."""
-
-_HEAVY = {"adamw", "adamw-fused", "adamw-foreach", "paged-adamw", "adam", "lion", "muon", "rmsprop", "adagrad"}
+Remedies = Sequence[Remedy]
 
 
-def _half(context: Context) -> str:
-    return "fp16" if context.target is not None and context.target.bf16 is False else "bf16"
-
-
-def mixed_precision(context: Context) -> Changes | None:
+def mixed_precision(context: Context) -> Remedies:
     """Autocast where the forward runs in fp32."""
-    precision = context.job.training.precision
-    if precision.weights != "fp32" or precision.autocast is not None or precision.fp8:
-        return None
-    half = _half(context)
-    return {"training.precision.autocast": half, "training.precision.grad_scaler": half == "fp16"}
+    return options.mixed_precision(context.job, context.target)
 
 
-def half_frozen_weights(context: Context) -> Changes | None:
+def half_frozen_weights(context: Context) -> Remedies:
     """Half-precision base weights where the base is frozen and not quantised."""
-    training = context.job.training
-    frozen = training.method not in ("full", "qlora")
-    if not frozen or training.precision.weights != "fp32" or training.quantization is not None:
-        return None
-    return {"training.precision.weights": _half(context)}
+    return options.half_frozen_weights(context.job, context.target)
 
 
-def fused_attention(context: Context) -> Changes | None:
+def fused_attention(context: Context) -> Remedies:
     """Fused attention instead of eager."""
-    return {"training.attention": "sdpa"} if context.job.training.attention == "eager" else None
+    return options.fused_attention(context.job)
 
 
-def fused_loss(context: Context) -> Changes | None:
+def fused_loss(context: Context) -> Remedies:
     """A loss that never holds all logits."""
-    return {"training.loss": "fused"} if context.job.training.loss == "standard" else None
+    return options.fused_loss(context.job)
 
 
-def checkpointing(context: Context) -> Changes | None:
-    """Checkpoint every layer."""
-    return {"training.checkpointing.mode": "full"} if context.job.training.checkpointing.mode == "none" else None
+def checkpointing(context: Context) -> Remedies:
+    """Checkpoint every layer where none is."""
+    found = options.checkpointing(context.job, context.estimate.parameters if context.estimate is not None else 0)
+    return [remedy for remedy in found if remedy.name == "checkpointing-full"]
 
 
-def lighter_optimizers(context: Context) -> list[Changes]:
-    """8-bit AdamW, then Adafactor, in place of an optimizer with full-size states."""
-    if context.job.training.optimizer not in _HEAVY:
-        return []
-    return [{"training.optimizer": "adamw-8bit"}, {"training.optimizer": "adafactor"}]
+def lighter_optimizers(context: Context) -> Remedies:
+    """A fused step, 8-bit AdamW, then Adafactor, in place of an optimizer with full-size states."""
+    return options.optimizers(context.job)
 
 
-def smaller_micro_batch(context: Context) -> Changes | None:
+def smaller_micro_batch(context: Context) -> Remedies:
     """The largest divisor of the micro batch that fits, accumulation raised to match; the smallest where none fits."""
-    training = context.job.training
-    rows, steps = training.micro_batch_size, training.gradient_accumulation_steps
-    chosen: Changes | None = None
-    for smaller in (size for size in range(rows // 2, 0, -1) if rows % size == 0):
-        chosen = {
-            "training.micro_batch_size": smaller,
-            "training.gradient_accumulation_steps": steps * (rows // smaller),
-        }
-        if context.verdict == "fits":
-            return chosen
-        trial = context.try_changes(chosen)
+    sizes = options_scale.micro_batches(context.job)
+    if context.verdict == "fits":
+        return sizes[:1]
+    for remedy in sizes:
+        trial = context.try_changes(remedy.changes)
         if trial is not None and context.judge(trial.estimate) == "fits":
-            return chosen
-    return chosen
+            return [remedy]
+    return sizes[-1:]
 
 
-def sharding(context: Context) -> list[Changes]:
+def sharding(context: Context) -> Remedies:
     """ZeRO 2, then FSDP, then ZeRO 3, over GPUs that now hold everything each."""
-    parallelism = context.job.parallelism
-    if context.gpus < 2 or parallelism.strategy not in ("none", "ddp"):
+    if context.gpus < 2 or context.job.parallelism.strategy not in ("none", "ddp"):
         return []
-    if parallelism.tensor > 1 or parallelism.pipeline > 1:
-        return []
-    if context.job.training.quantization is not None:
-        return []
-    return [{"parallelism.strategy": strategy} for strategy in ("zero2", "fsdp", "zero3")]
+    found = options_scale.sharding(context.job, context.gpus)
+    return [remedy for remedy in found if remedy.name in ("zero2", "fsdp", "zero3")]
 
 
-def in_order(context: Context) -> list[tuple[Changes, str]]:
-    """Every remedy that applies, best first, with its name in words."""
-    singles: list[tuple[Changes | None, str]] = [
-        (mixed_precision(context), "mixed precision"),
-        (half_frozen_weights(context), "half-precision frozen weights"),
-        (fused_attention(context), "fused attention"),
-        (fused_loss(context), "a fused loss"),
-        (checkpointing(context), "activation checkpointing"),
-    ]
-    found = [(changes, words) for changes, words in singles if changes is not None]
-    found += [(changes, f"the optimizer {changes['training.optimizer']}") for changes in lighter_optimizers(context)]
-    smaller = smaller_micro_batch(context)
-    if smaller is not None:
-        found.append((smaller, "a smaller micro batch with more accumulation"))
-    found += [(changes, f"sharding with {changes['parallelism.strategy']}") for changes in sharding(context)]
+def plan_of(context: Context) -> Plan | None:
+    """The cheapest plan that fits the job's target (or is at least tight), made once; None where there is none."""
+    if "plan" not in context.memo:
+        context.memo["plan"] = _plan(context)
+    found: Plan | None = context.memo["plan"]
     return found
 
 
+def _plan(context: Context) -> Plan | None:
+    if context.estimate is None or context.verdict not in ("oom", "tight"):
+        return None
+    from memlint.plan.planner import Planner
+    from memlint.plan.question import from_context
+
+    question = from_context(context)
+    if question is None:
+        return None
+    planner = context.memo["planner"] = Planner(question)
+    plan = planner.best()
+    return plan if plan is not None and plan.changes else None
+
+
+def part_of_plan(context: Context, remedy: Remedy) -> str | None:
+    """``step 2 of 3 of the plan, where it saves 12.3 GiB``; None where the plan does without this kind of remedy."""
+    plan = plan_of(context)
+    if plan is None or len(plan.steps) < 2:
+        return None
+    for number, step in enumerate(plan.steps, 1):
+        if step.remedy.dimension == remedy.dimension:
+            saved = f", where it saves {gib(step.saves_bytes)} GiB" if step.saves_bytes is not None else ""
+            what = "" if step.remedy.name == remedy.name else f" ({step.remedy.words})"
+            return f"step {number} of {len(plan.steps)} of the plan{what}{saved}"
+    return None
+
+
 def fitting(context: Context) -> tuple[Help, ...]:
-    """Help lines that make the job fit: single changes first; else changes added one after the other until it fits."""
-    if context.estimate is None:
-        return ()
-    candidates = in_order(context)
-    trials = []
-    for changes, words in candidates:
-        trial = context.try_changes(changes)
-        if trial is not None:
-            trials.append((changes, words, trial))
-    fits = [
-        context.help(trial, otherwise=words) for _, words, trial in trials if context.judge(trial.estimate) == "fits"
-    ]
-    if fits:
-        return tuple(fits[:SHOWN])
-    return _together(context, [(changes, words) for changes, words, trial in trials if trial.text])
+    """The plan as one block of help lines: all of it first, then its steps; where nothing fits, other methods."""
+    plan = plan_of(context)
+    if plan is None or context.estimate is None:
+        return _others(context)
+    lines = [_help(context, plan, f"{plan.text} ")]
+    if len(plan.steps) > 1:
+        for number, step in enumerate(plan.steps, 1):
+            if step.device_bytes is None:
+                continue
+            lines.append(
+                Help(
+                    text=f"step {number}: {step.text or step.remedy.words} ({step.remedy.words}: "
+                    f"{step.remedy.cost.sentence}), predicted {gib(step.device_bytes)} GiB",
+                    saves_bytes=context.estimate.device_bytes - step.device_bytes,
+                )
+            )
+    if plan.verdict != "fits":
+        lines += _others(context)
+    return tuple(lines)
 
 
-def _together(context: Context, candidates: list[tuple[Changes, str]]) -> tuple[Help, ...]:
+def _help(context: Context, plan: Plan, what: str) -> Help:
     assert context.estimate is not None
-    chosen: dict[str, Any] = {}
-    names: list[str] = []
-    lowest = context.estimate.device_bytes
-    best = None
-    for changes, words in candidates:
-        if any(name in chosen for name in changes):
-            continue
-        trial = context.try_changes({**chosen, **changes})
-        # A step that does not lower the peak by itself may still be needed later; one that raises it is not.
-        if trial is None or not trial.text or trial.estimate.device_bytes >= lowest:
-            continue
-        chosen.update(changes)
-        names.append(words)
-        lowest, best = trial.estimate.device_bytes, trial
-        if context.judge(trial.estimate) == "fits":
-            break
-    return (context.help(best, otherwise=" with ".join(names)),) if best is not None else ()
+    saved = context.estimate.device_bytes - plan.estimate.device_bytes
+    predicted = f"predicted {gib(plan.estimate.device_bytes)} GiB"
+    words = {"fits": f"fits, {predicted}", "tight": f"saves {gib(saved)} GiB, {predicted}: tight"}
+    return Help(
+        text=what + words.get(plan.verdict, f"saves {gib(saved)} GiB, {predicted}: not enough"),
+        saves_bytes=saved,
+        fits_after=None if plan.verdict == "unknown" else plan.verdict == "fits",
+        fix=Fix(safe=plan.safe, edits=plan.edits) if plan.edits else None,
+    )
+
+
+def _others(context: Context) -> tuple[Help, ...]:
+    """LoRA and QLoRA where they fit: another method is the user's choice, so these carry no fix."""
+    planner = context.memo.get("planner")
+    if planner is None:
+        return ()
+    lines = []
+    for offer in planner.offers():
+        if offer.verdict == "fits" and offer.text:
+            from memlint.records import replace
+
+            lines.append(replace(_help(context, offer, f"another method: {offer.text} "), fix=None))
+    return tuple(lines)
+
+
+def floor_note(context: Context) -> str | None:
+    """What the lowest reachable peak is made of, where no plan fits; None otherwise."""
+    planner = context.memo.get("planner")
+    plan = plan_of(context)
+    if planner is None or context.estimate is None or (plan is not None and plan.verdict == "fits"):
+        return None
+    floor = planner.floor()
+    if floor is None or context.verdict != "oom":
+        return None
+    parts = sorted(floor.estimate.components.items(), key=lambda item: -item[1])[:3]
+    made = ", ".join(f"{name.replace('_', ' ')} {gib(size)}" for name, size in parts if size)
+    return f"no setting of this file fits: the lowest it reaches is {gib(floor.estimate.device_bytes)} GiB ({made})"

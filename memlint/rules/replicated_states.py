@@ -45,12 +45,9 @@ META = RuleMeta(code="MEM501", name="replicated-states", severity=Severity.WARNI
 
 def check(context: Context) -> Iterator[Finding]:
     """Yield one finding where sharding over the run's own GPUs would save enough to matter."""
-    candidates = remedies.sharding(context)
-    if not candidates:
-        return
     found = context.suggest(
         META,
-        [(changes, f"sharding with {changes['parallelism.strategy']}") for changes in candidates],
+        remedies.sharding(context),
         message=lambda saved: f"each of {context.gpus} GPUs holds all states; sharding saves {gib(saved)} GiB on each",
         at=("parallelism.strategy", "parallelism", "hardware.target", "model"),
     )

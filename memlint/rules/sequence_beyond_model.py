@@ -32,6 +32,7 @@ from __future__ import annotations
 from typing import Iterator
 
 from memlint.findings import Finding, Severity
+from memlint.plan.options_scale import sequence
 from memlint.rules.context import Context
 from memlint.rules.meta import RuleMeta
 
@@ -52,8 +53,7 @@ def check(context: Context) -> Iterator[Finding]:
         return
     text = f"sequence length {wanted} is beyond the model's {positions} positions"
     at = ("training.sequence_length", "model")
-    changes = {"training.sequence_length": positions}
-    found = context.suggest(META, [(changes, f"a sequence of {positions}")], message=lambda saved: text, at=at)
+    found = context.suggest(META, [sequence(positions)], message=lambda saved: text, at=at)
     if found is not None:
         yield found
     elif architecture.model_type in _LEARNED:

@@ -1,0 +1,158 @@
+"""Remedies of scale: micro batch, sharding, offload; and what changes the training itself: length, LoRA, QLoRA."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from memlint.plan.remedy import Changes, Cost, Remedy
+
+if TYPE_CHECKING:
+    from memlint.job import TrainingJob
+
+
+def micro_batches(job: TrainingJob, *, faster: bool = False) -> tuple[Remedy, ...]:
+    """Every smaller divisor of the micro batch, accumulation raised so that the global batch stays."""
+    training = job.training
+    rows, steps = training.micro_batch_size, training.gradient_accumulation_steps
+    found: list[Remedy] = []
+    sizes = [size for size in range(rows // 2, 0, -1) if rows % size == 0]
+    if faster:
+        sizes = [rows * k for k in range(steps, 1, -1) if steps % k == 0] + sizes
+    larger = sum(size > rows for size in sizes)
+    for number, size in enumerate(sizes):
+        found.append(
+            Remedy(
+                name=f"micro-batch-{size}",
+                dimension="batch",
+                words=(
+                    "a smaller micro batch with more accumulation"
+                    if size < rows
+                    else "a larger micro batch with less accumulation"
+                ),
+                changes={
+                    "training.micro_batch_size": size,
+                    "training.gradient_accumulation_steps": rows * steps // size,
+                },
+                cost=Cost(
+                    sentence=(
+                        "same optimisation; smaller matrix multiplications use the GPU less well"
+                        if size < rows
+                        else "same optimisation; larger matrix multiplications use the GPU better"
+                    ),
+                    source="the mean of a global batch is the same however it is divided (but for per-token weighting)",
+                ),
+                rank={"batch": number - larger + (size < rows)},
+                safe=True,
+            )
+        )
+    return tuple(found)
+
+
+_SHARDED: tuple[tuple[str, str, int, int, str, str], ...] = (
+    ("zero1", "none", 1, 0, "ZeRO-1", "the volume of plain data parallelism; optimizer states divided"),
+    ("zero2", "none", 2, 0, "ZeRO-2", "the volume of plain data parallelism; states and gradients divided"),
+    ("fsdp", "none", 3, 0, "FSDP", "half more communication: weights are gathered for each forward and backward"),
+    ("zero3", "none", 4, 0, "ZeRO-3", "half more communication: weights are gathered for each forward and backward"),
+    ("zero2", "optimizer", 2, 1, "ZeRO-2 with the optimizer on the CPU", "the step runs on the CPU; needs host memory"),
+    ("fsdp", "all", 3, 2, "FSDP with everything offloaded", "weights cross PCIe for each forward and backward"),
+    ("zero3", "all", 4, 2, "ZeRO-3 with everything offloaded", "weights cross PCIe for each forward and backward"),
+)
+"""Strategy, offload, price of sharding, price of offload, words, sentence. Volumes: Rajbhandari et al. 2020,
+arXiv:1910.02054, section 7: ZeRO-1 and 2 move as much as data parallelism, ZeRO-3 1.5 times as much."""
+
+_ALREADY = {"none": 0, "ddp": 0, "zero1": 1, "zero2": 2, "fsdp": 4, "zero3": 4}
+"""How far a job is sharded; FSDP and ZeRO-3 divide the same."""
+_REACH = {"zero1": 1, "zero2": 2, "fsdp": 3, "zero3": 4}
+_OFFLOADED = {"none": 0, "optimizer": 1, "parameters": 1, "all": 2}
+
+
+def sharding(job: TrainingJob, gpus: int) -> tuple[Remedy, ...]:
+    """Divide states, then gradients, then weights over the run's GPUs; then move them to the host."""
+    parallelism = job.parallelism
+    now, offload = parallelism.strategy, parallelism.offload
+    if now not in _ALREADY or parallelism.tensor > 1 or parallelism.pipeline > 1:
+        return ()
+    if job.training.quantization is not None or (job.architecture is not None and job.architecture.quantization):
+        # Sharding 4-bit storage needs a storage dtype equal to the compute dtype (peft docs, accelerate/fsdp.md):
+        # more than a setting of the sharding.
+        return ()
+    found = []
+    for strategy, offloaded, divided, moved, words, sentence in _SHARDED:
+        if gpus < 2 and (not moved or strategy == "fsdp"):
+            continue
+        family = "fsdp" if strategy == "fsdp" else "zero"
+        if (now.startswith("zero") and family != "zero") or (now == "fsdp" and family != "fsdp"):
+            continue
+        further = _REACH[strategy] > _ALREADY[now] and moved >= _OFFLOADED[offload]
+        moved_on = (strategy == now or _REACH[strategy] > _ALREADY[now]) and moved > _OFFLOADED[offload]
+        if not further and not moved_on:
+            continue
+        changes: Changes = {"parallelism.strategy": strategy}
+        if offloaded != offload:
+            changes = {**changes, "parallelism.offload": offloaded}
+        found.append(
+            Remedy(
+                name=strategy if offloaded == "none" else f"{strategy}-offload-{offloaded}",
+                dimension="sharding",
+                words=words,
+                changes=changes,
+                cost=Cost(
+                    complexity="launcher",
+                    sentence=sentence,
+                    source="Rajbhandari et al. 2020, arXiv:1910.02054, section 7; Ren et al. 2021, arXiv:2101.06840",
+                ),
+                rank={"sharding": divided, "offload": moved},
+            )
+        )
+    return tuple(found)
+
+
+def sequence(length: int) -> Remedy:
+    """A sequence of ``length`` tokens: it changes what is trained, so no plan contains it."""
+    return Remedy(
+        name=f"sequence-{length}",
+        dimension="sequence",
+        words=f"a sequence of {length}",
+        changes={"training.sequence_length": length},
+        cost=Cost(convergence="risk", sentence="longer samples are cut or split", source="the trainer's truncation"),
+    )
+
+
+def adapters(job: TrainingJob) -> tuple[Remedy, ...]:
+    """LoRA and QLoRA: they change what is trained, so they are offered beside the plans, never in them."""
+    training = job.training
+    found: list[Remedy] = []
+    if training.method in ("full", "freeze"):
+        found.append(
+            Remedy(
+                name="lora",
+                dimension="method",
+                words="LoRA, rank 16",
+                changes={"training.method": "lora", "training.lora.rank": 16},
+                cost=Cost(
+                    convergence="risk",
+                    complexity="package",
+                    sentence="trains an adapter in place of the weights: less capacity, another learning rate",
+                    source="Hu et al. 2021, arXiv:2106.09685; Biderman et al. 2024, arXiv:2405.09673",
+                ),
+            )
+        )
+    if training.method in ("full", "freeze", "lora") and training.quantization is None:
+        changes: Changes = {"training.method": "qlora", "training.quantization.bits": 4}
+        if training.method != "lora":
+            changes = {**changes, "training.lora.rank": 16}
+        found.append(
+            Remedy(
+                name="qlora",
+                dimension="method",
+                words="QLoRA: the same adapter on a 4-bit base",
+                changes=changes,
+                cost=Cost(
+                    convergence="risk",
+                    complexity="package",
+                    sentence="trains an adapter on 4-bit weights, which are unpacked for each multiplication",
+                    source="Dettmers et al. 2023, arXiv:2305.14314",
+                ),
+            )
+        )
+    return tuple(found)
