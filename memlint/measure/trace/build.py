@@ -22,23 +22,31 @@ HEADS = {
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
-def make_config(source: Mapping[str, Any], *, trust_remote_code: bool = False) -> Any:
+def make_config(source: Mapping[str, Any], remote: str | None = None) -> Any:
     """Return transformers' config object for a mapping as in ``config.json``; absent fields take the class defaults.
 
-    Raises UserError for a model type that this transformers does not know, and for a config with code of its own.
+    remote: repository or folder whose own code makes the config instead; the user has allowed it.
+    Raises UserError for a model type that this transformers does not know.
     """
     from transformers import AutoConfig
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-    values = dict(source)
+    if remote is not None:
+        return AutoConfig.from_pretrained(remote, trust_remote_code=True)
+    values = {key: value for key, value in source.items() if key != "auto_map"}
     kind = values.pop("model_type", None)
     if kind not in CONFIG_MAPPING:
         raise UserError(f"transformers has no model type {kind!r}, so its code cannot be traced")
     return AutoConfig.for_model(kind, **values)
 
 
-def make_model(config: Any, *, head: str, dtype: torch.dtype, attention: str, device: str = "cuda") -> Any:
-    """Build the model of ``config`` with the given head, weights uninitialised; inside FakeTensorMode they are fake."""
+def make_model(
+    config: Any, *, head: str, dtype: torch.dtype, attention: str, device: str = "cuda", remote: bool = False
+) -> Any:
+    """Build the model of ``config`` with the given head, weights uninitialised; inside FakeTensorMode they are fake.
+
+    remote: whether the config's own repository may bring the code.
+    """
     import transformers
     from transformers.initialization import no_init_weights
 
@@ -48,7 +56,8 @@ def make_model(config: Any, *, head: str, dtype: torch.dtype, attention: str, de
         attention = flash.NAME
     owner = getattr(transformers, HEADS[head])
     with torch.device(device), no_init_weights():
-        model = owner.from_config(config, dtype=dtype, attn_implementation=attention)
+        options = {"trust_remote_code": True} if remote else {}
+        model = owner.from_config(config, dtype=dtype, attn_implementation=attention, **options)
     model.tie_weights()
     if head == "seq2seq" and getattr(config, "decoder_start_token_id", None) is None:
         # Checkpoints state it in generation_config.json or config.json; labels are shifted right with it.

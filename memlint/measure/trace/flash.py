@@ -10,11 +10,12 @@ from typing import Any
 
 import torch
 
-NAME = "memlint_flash"
+NAME = "memlint_fa2"
+"""Without the word "flash": transformers would look for the package."""
 
 
 def register() -> None:
-    """Make the attention implementation ``memlint_flash`` known to transformers."""
+    """Make the attention implementation ``memlint_fa2`` known to transformers."""
     from transformers import AttentionInterface
     from transformers.masking_utils import AttentionMaskInterface, flash_attention_mask
 

@@ -63,6 +63,7 @@ def trace_job(
     target: Target | None = None,
     *,
     every_layer: bool = False,
+    trust_remote_code: bool = False,
     progress: Callable[[str], None] | None = None,
 ) -> tuple[Estimate, TraceResult]:
     """Trace the job's model in transformers' own code; returns the estimate and the account behind it.
@@ -74,8 +75,31 @@ def trace_job(
 
     config = hf_config(job)
     settings = settings_of(job, world_size(job, target))
-    result = trace(config, settings, every_layer=every_layer, progress=progress)
+    remote = _remote_code(job, config, trust_remote_code)
+    result = trace(config, settings, every_layer=every_layer, remote=remote, progress=progress)
     return to_estimate(job, target, result), result
+
+
+def _remote_code(job: TrainingJob, config: Mapping[str, Any], trusted: bool) -> str | None:
+    """Where code that a model brings along is to be loaded from; None for a model that transformers knows.
+
+    Raises UserError where such code would be needed and the user has not allowed it.
+    """
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    kind = config.get("model_type")
+    if kind in CONFIG_MAPPING:
+        return None
+    if not config.get("auto_map"):
+        raise UserError(f"this transformers has no model type `{kind}`, so there is no code to trace")
+    if not trusted:
+        raise UserError(
+            f"the model type `{kind}` is code of the model's own repository, which memlint does not run; pass"
+            " --trust-remote-code if you trust it"
+        )
+    if not isinstance(job.model, str):
+        raise UserError(f"an inline config brings no code along; name the repository or folder of the `{kind}` model")
+    return job.model
 
 
 def hf_config(job: TrainingJob) -> dict[str, Any]:
@@ -108,7 +132,7 @@ def settings_of(job: TrainingJob, world: int) -> TraceSettings:
         weights=precision.weights,
         trainable_weights=precision.trainable_weights,
         fp32_modules=precision.fp32_modules,
-        autocast=precision.autocast if precision.autocast != precision.weights else _kept(precision.autocast, training),
+        autocast=precision.autocast,
         checkpointing=_checkpointing(training.checkpointing),
         checkpoint_every=training.checkpointing.every,
         attention=training.attention,
@@ -129,11 +153,6 @@ def settings_of(job: TrainingJob, world: int) -> TraceSettings:
 
 
 SHARDED = ("fsdp", "fsdp2", "hsdp")
-
-
-def _kept(autocast: str | None, training: Any) -> str | None:
-    # Autocast over weights of the same dtype still casts what is fp32 (norm outputs, adapters).
-    return autocast
 
 
 def _checkpointing(options: Checkpointing) -> str:

@@ -43,13 +43,17 @@ def trace(
     settings: TraceSettings,
     *,
     every_layer: bool = False,
+    remote: str | None = None,
     progress: Progress | None = None,
 ) -> TraceResult:
     """Trace the model of ``hf_config`` and return the account of the last step.
 
     Unless ``every_layer`` is set, a deep model is traced at two shallow depths and carried on to its own.
+    remote: repository or folder whose own code is run (see :func:`make_config`).
     Raises UserError for a model or setting that cannot be traced.
     """
+    if remote is not None:
+        return _trace_once(hf_config, settings, progress, remote)
     config = make_config(hf_config)
     special_ends = settings.shards > 1 or settings.lora is not None or bool(getattr(config, "is_encoder_decoder", False))
     by_number = settings.train_last is not None or any(any(c.isdigit() for c in f) for f in (*settings.freeze, *settings.train_only))
@@ -65,10 +69,12 @@ def trace(
     return _trace_once(hf_config, settings, progress)
 
 
-def _trace_once(hf_config: Mapping[str, Any], settings: TraceSettings, progress: Progress | None) -> TraceResult:
+def _trace_once(
+    hf_config: Mapping[str, Any], settings: TraceSettings, progress: Progress | None, remote: str | None = None
+) -> TraceResult:
     install_idle_cuda()
     recorder = Recorder(progress)
-    config = make_config(hf_config)
+    config = make_config(hf_config, remote)
     autocast = DTYPES[settings.autocast] if settings.autocast else None
     with contextlib.ExitStack() as stack:
         stack.enter_context(cuda_choices(recorder, padding=settings.padding))
@@ -76,7 +82,7 @@ def _trace_once(hf_config: Mapping[str, Any], settings: TraceSettings, progress:
         stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
         stack.enter_context(RecordingMode(recorder, padding=settings.padding))
         recorder.enter("build", 0)
-        model, base, elements = _prepare(config, settings, stack, recorder)
+        model, base, elements = _prepare(config, settings, stack, recorder, remote is not None)
         trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
         if mesh is not None:
             shard(model, base, mesh, settings)
@@ -106,10 +112,12 @@ def _no_collection() -> Iterator[None]:
         gc.enable()
 
 
-def _prepare(config: Any, settings: TraceSettings, stack: contextlib.ExitStack, recorder: Recorder) -> tuple[Any, Any, int]:
+def _prepare(
+    config: Any, settings: TraceSettings, stack: contextlib.ExitStack, recorder: Recorder, remote: bool
+) -> tuple[Any, Any, int]:
     """The model as it trains, the transformers model inside it, and the elements of that one."""
     weights = DTYPES[settings.weights]
-    base = make_model(config, head=settings.head, dtype=weights, attention=settings.attention)
+    base = make_model(config, head=settings.head, dtype=weights, attention=settings.attention, remote=remote)
     base.train()
     elements = sum(p.numel() for p in base.parameters())
     if settings.checkpointing != "none":
