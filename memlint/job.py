@@ -126,6 +126,9 @@ class Training:
     """Packed rows run as one flat row with cumulative lengths (flash varlen, padding-free)."""
     padding: bool = False
     """The batch carries a padding mask."""
+    longest_once: bool = False
+    """Only the longest sample reaches sequence_length (nothing is cut to it), so no two full micro batches follow each
+    other; False: what a training loop still holds of the micro batch before is as long."""
     gradient_accumulation_steps: int = 1
     precision: Precision = field(default_factory=Precision)
     optimizer: str = "adamw"

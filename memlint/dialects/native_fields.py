@@ -121,6 +121,7 @@ TRAINING: dict[str, Field] = {
     "packing": _flag("rows are full: samples are packed to sequence_length"),
     "varlen": _flag("packed rows run as one flat row with cumulative lengths"),
     "padding": _flag("batches carry a padding mask, which can cost sdpa its flash kernel"),
+    "longest_once": _flag("only the longest sample reaches sequence_length, so full micro batches never follow each other"),
     "gradient_accumulation_steps": _count("micro batches before a step; above 1, gradients live through the forward"),
     "optimizer": Field("choice", "optimizer", OPTIMIZERS),
     "optimizer_in_backward": _flag("each gradient is applied and freed inside backward"),

@@ -1,0 +1,250 @@
+"""Published runs turned into jobs, with the versions of that day's libraries."""
+
+from __future__ import annotations
+
+import re
+
+from benchmarks.accuracy.measured_models import architecture_of
+from benchmarks.accuracy.measured_rows import Row
+from memlint.job import Checkpointing, Hardware, Lora, Parallelism, Precision, Quantization, Training, TrainingJob
+
+
+class Inexpressible(Exception):
+    """The row cannot be said as a job; the text says why."""
+
+
+TRANSFORMERS = (
+    ("2021-12", "4.15"), ("2022-01", "4.16"), ("2022-12", "4.25"), ("2023-04", "4.28"), ("2023-06", "4.30"),
+    ("2023-07", "4.31"), ("2023-09", "4.33"), ("2023-10", "4.34"), ("2023-11", "4.35"), ("2023-12", "4.36"),
+    ("2024-01", "4.37"), ("2024-02", "4.38"), ("2024-03", "4.39"), ("2024-04", "4.40"), ("2024-05", "4.41"),
+    ("2024-06", "4.42"), ("2024-07", "4.43"), ("2024-08", "4.44"), ("2024-09", "4.45"), ("2024-10", "4.46"),
+    ("2024-12", "4.47"), ("2025-01", "4.48"), ("2025-02", "4.49"), ("2025-03", "4.50"), ("2025-04", "4.51"),
+    ("2025-05", "4.52"), ("2025-06", "4.53"), ("2025-07", "4.54"), ("2025-08", "4.56"), ("2025-10", "4.57"),
+    ("2025-12", "5.0"),
+)  # fmt: skip
+"""Month of release on PyPI -> minor version of transformers."""
+
+OPTIMIZERS = {
+    "adamw": "adamw",
+    "adamw_torch": "adamw",
+    "deepspeed adamw": "adamw-fused",
+    "adamw(fused)": "adamw-fused",
+    "adamw (trainer default of the time)": "adamw-for-loop",
+    "bnb.pagedadamw": "paged-adamw",
+    "bnb.pagedadamw8bit": "paged-adamw-8bit",
+    "paged_adamw_32bit": "paged-adamw",
+    "bnb.adamw8bit": "adamw-8bit",
+    "adamw_bnb_8bit": "adamw-8bit",
+    "adamw_8bit": "adamw-8bit",
+    "torchao.adamw8bit": "adamw-8bit",
+    "adamw_torch_4bit": "adamw-4bit",
+    "muon": "muon",
+}
+
+GPUS = {
+    "a100": "A100-80GB",
+    "a100-sxm4-80gb": "A100-80GB",
+    "a100-sxm4-40gb": "A100-40GB",
+    "nvidia l40s": "L40S",
+    "h100-80gb hbm3": "H100-80GB",
+    "v100-sxm2-16gb": "V100-16GB",
+    "rtx 5090 (31.36 gib)": "RTX 5090",
+    "3090": "RTX 3090",
+    "a800-80gb": "A800-80GB",
+    "24gb class (rtx 4090 named for the time)": "RTX 4090",
+}
+"""Published GPU name, lower case -> target; other names are tried as they are."""
+
+
+def transformers_version(month: str) -> str:
+    """The newest minor version of transformers released by a month (``2024-01``)."""
+    chosen = TRANSFORMERS[0][1]
+    for released, version in TRANSFORMERS:
+        if released <= month:
+            chosen = version
+    return chosen
+
+
+def target_name(row: Row) -> str | None:
+    """The declared target of a row; None when no single GPU is named."""
+    name = row["gpu"]
+    lower = name.lower()
+    if not name or "," in name or "..." in name:
+        return None
+    size = re.fullmatch(r"(\d+)gb class.*", lower)
+    return GPUS.get(lower) or (f"{size.group(1)}GB" if size else name)
+
+
+def job_of(row: Row) -> TrainingJob:
+    """Turn a row into a job. Raises Inexpressible with the reason when it says too little or too much."""
+    if row.gpus > 1:
+        raise Inexpressible("several GPUs")
+    if not row["seq_len"].isdigit() or not row["micro_batch"].isdigit():
+        raise Inexpressible("length or micro batch is not stated")
+    architecture = architecture_of(row["model"], row["params_b"])
+    if architecture is None:
+        raise Inexpressible(f"the shape of {row['model']} is not known")
+    framework = row.framework
+    method = row["method"]
+    if method not in ("full", "lora", "qlora", "dora", "adapter", "adapter_v2"):
+        raise Inexpressible(f"method {method}")
+    return TrainingJob(
+        model=row["model"],
+        architecture=architecture,
+        training=Training(
+            objective=_objective(row),
+            method="lora" if method == "dora" else method,
+            lora=_lora(row) if method in ("lora", "qlora", "dora") else None,
+            quantization=_quantization(row),
+            micro_batch_size=int(row["micro_batch"]),
+            sequence_length=int(row["seq_len"]),
+            packing="packed" in row["packing_or_real_len"],
+            longest_once="longest" in row["packing_or_real_len"] and "cap" not in row["packing_or_real_len"],
+            gradient_accumulation_steps=int(row["grad_accum"] or 1),
+            precision=_precision(row),
+            optimizer=_optimizer(row),
+            optimizer_in_backward="optimizer step in backward" in row["notes"] or "fused into backward" in row["notes"],
+            max_grad_norm=None if framework in ("litgpt", "torchtune") else 1.0,
+            checkpointing=_checkpointing(row),
+            attention={"flash": "flash", "eager": "eager"}.get(row["attention"], "sdpa"),
+            loss=_loss(row),
+            compile=row["compile"] == "yes",
+        ),
+        parallelism=_parallelism(row),
+        hardware=Hardware(target=target_name(row)),
+        framework=framework,
+        versions=_versions(row),
+    )
+
+
+def _objective(row: Row) -> str:
+    return "sequence-classification" if "classification" in row["model"] else "causal-lm"
+
+
+def _optimizer(row: Row) -> str:
+    name = row["optimizer"].lower()
+    if name and name not in OPTIMIZERS:
+        raise Inexpressible(f"optimizer {row['optimizer']}")
+    return OPTIMIZERS.get(name, "adamw")
+
+
+def _checkpointing(row: Row) -> Checkpointing:
+    mode = row["activation_checkpointing"]
+    if mode not in ("full", "none", "offload"):
+        raise Inexpressible("whether activations are checkpointed is not stated")
+    # transformers' gradient_checkpointing_enable defaulted to the reentrant form in all of version 4.
+    reentrant = row.framework not in ("litgpt", "torchtune") and not _versions(row)["transformers"].startswith("5")
+    return Checkpointing(mode="none" if mode == "none" else "full", reentrant=reentrant, offload=mode == "offload")
+
+
+def _loss(row: Row) -> str:
+    if row.framework in ("litgpt", "torchtune"):
+        return "chunked" if row["fused_ce"] == "chunked" else "standard"
+    return {"chunked": "fused", "liger": "fused"}.get(row["fused_ce"], "standard")
+
+
+def _parallelism(row: Row) -> Parallelism:
+    strategy = row["sharding"] or "none"
+    if strategy not in ("none", "zero2", "zero3"):
+        raise Inexpressible(f"sharding {strategy}")
+    return Parallelism(strategy=strategy, gpus=1, offload="all" if row["cpu_offload"] == "yes" else "none")
+
+
+def _precision(row: Row) -> Precision:
+    compute = row["compute_dtype"] if row["compute_dtype"] in ("bf16", "fp16", "fp32") else "bf16"
+    stored = row["param_dtype"]
+    if stored == "fp32":
+        return Precision(weights="fp32", autocast=None if compute == "fp32" else compute)
+    if row.framework in ("litgpt", "torchtune"):
+        return Precision(weights=compute, autocast=None)
+    if row["sharding"].startswith("zero"):
+        # DeepSpeed's engine casts the module and keeps fp32 masters of what trains.
+        return Precision(weights=compute, autocast=None, gradients=compute, master_weights=True)
+    return Precision(weights=compute, autocast=compute, grad_scaler=compute == "fp16")
+
+
+TARGETS = {
+    "c_attn": ("q_proj", "k_proj", "v_proj"),
+    "w_pack": ("q_proj", "k_proj", "v_proj"),
+    "query_key_value": ("q_proj", "k_proj", "v_proj"),
+    "w1": ("gate_proj",),
+    "w2": ("up_proj",),
+    "mlp": ("gate_proj", "up_proj", "down_proj"),
+    "output_proj": ("o_proj",),
+}
+"""Module names of code that came with a checkpoint -> names of the shape that stands for it."""
+
+
+def _lora(row: Row) -> Lora:
+    framework = row.framework
+    words = [w for w in re.split(r"\+", row["lora_targets"]) if w]
+    saved: tuple[str, ...] = ()
+    if "emb" in words:
+        words = [w for w in words if w not in ("emb", "lm_head")]
+        saved = ("embed_tokens", "lm_head")
+    targets: str | tuple[str, ...]
+    if words in (["all-linear"], []):
+        targets = "all-linear" if words else "default"
+        if framework == "torchtune":
+            targets = ("q_proj", "v_proj", "output_proj", "mlp")
+    elif framework in ("litgpt", "torchtune"):
+        targets = tuple(words)
+    else:
+        expanded: list[str] = []
+        for word in words:
+            # c_proj is both the attention's and the feed-forward's output in Qwen's code.
+            both = ("o_proj", "down_proj") if word == "c_proj" else TARGETS.get(word.lower(), (word,))
+            expanded.extend(both)
+        targets = tuple(expanded)
+    half = framework in ("litgpt", "torchtune")
+    return Lora(
+        rank=int(row["lora_rank"] or 8),
+        targets=targets,
+        dropout=_dropout(row),
+        dora=row["method"] == "dora",
+        modules_to_save=saved,
+        dtype="bf16" if half else "fp32",
+    )
+
+
+def _dropout(row: Row) -> float:
+    # config_hub/finetune of litgpt and its scripts: 0.05; torchtune's recipes and axolotl's examples: 0.0 and 0.05;
+    # Qwen's finetune.py, ms-swift and LLaMA-Factory defaults: 0.05, 0.05, 0.0.
+    return {"torchtune": 0.0, "llamafactory": 0.0, "unsloth": 0.0}.get(row.framework, 0.05)
+
+
+def _quantization(row: Row) -> Quantization | None:
+    stored = row["param_dtype"].lower()
+    if "gptq" in stored or "awq" in stored:
+        bits = 8 if "int8" in stored else 4
+        return Quantization(type="gptq", bits=bits, kbit_preparation=False)
+    if "bnb" in stored or "nf4" in stored or "4-bit" in stored:
+        if "int8" in stored:
+            return Quantization(type="int8", bits=8)
+        double = "dq" in stored or (row.framework not in ("litgpt",) and "nf4" in stored) or row.framework == "axolotl"
+        return Quantization(type="nf4", bits=4, double_quant=double)
+    return None
+
+
+def _versions(row: Row) -> dict[str, str]:
+    text = row["framework_version_or_date"]
+    versions = {"transformers": transformers_version(row.date)}
+    torch = re.search(r"torch (\d+\.\d+)", text)
+    if torch:
+        versions["torch"] = torch.group(1)
+    if row.framework == "litgpt":
+        versions["litgpt"] = _litgpt_version(row)
+        versions["bitsandbytes"] = "0.41.1" if versions["litgpt"].startswith("2023") else "0.42.0"
+    if row.framework == "torchtune":
+        versions["torchtune"] = "0.4.0" if row.date >= "2024-11" else "0.3.0"
+    return versions
+
+
+def _litgpt_version(row: Row) -> str:
+    """litgpt by the model: config_hub's table gained a model when its release did (CHANGELOG of GitHub releases)."""
+    if row.date < "2024-01":
+        return row.date.replace("-", ".")
+    model = row["model"].lower()
+    if "llama-3." in model or "gemma-2-" in model or (model == "gemma-2b" and row["params_b"].startswith("2.6")):
+        return "0.4.13"
+    return "0.4.0"

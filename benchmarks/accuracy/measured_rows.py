@@ -1,0 +1,102 @@
+"""Rows of a file of published measurements (see ../shared/measured/README.md), as typed records."""
+
+from __future__ import annotations
+
+import csv
+import re
+from dataclasses import dataclass
+
+GIB = 2**30
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One published run; ``cells`` keeps the file's own columns, empty cells as empty strings."""
+
+    cells: dict[str, str]
+
+    def __getitem__(self, name: str) -> str:
+        return (self.cells.get(name) or "").strip()
+
+    @property
+    def id(self) -> str:
+        """The row's name."""
+        return self["id"]
+
+    @property
+    def framework(self) -> str:
+        """Framework in one word, as tables group it."""
+        name = self["framework"].lower()
+        for word, short in FRAMEWORKS:
+            if word in name:
+                return short
+        return name or "unknown"
+
+    @property
+    def complete(self) -> bool:
+        """Everything that decides on the memory is known."""
+        return self["notes"].startswith("complete")
+
+    @property
+    def length(self) -> str:
+        """The length tag: exact, near-cap, cap, unknown."""
+        found = re.search(r"len:([\w-]+)", self["notes"])
+        return found.group(1) if found else "unknown"
+
+    @property
+    def bound(self) -> str | None:
+        """``upper`` or ``lower`` for rows that say only that a run fitted or failed."""
+        found = re.search(r"bound:(\w+)", self["notes"])
+        return found.group(1) if found else None
+
+    @property
+    def suspect(self) -> bool:
+        """The row contradicts arithmetic or another source."""
+        return "SUSPECT" in self["notes"]
+
+    @property
+    def gpus(self) -> int:
+        """Number of GPUs; 1 where the cell is empty."""
+        return int(self["num_gpus"] or 1)
+
+    @property
+    def measured_bytes(self) -> int | None:
+        """Published bytes; None for a bound or a run out of memory."""
+        return int(float(self["measured_gib"]) * GIB) if self["measured_gib"] else None
+
+    @property
+    def oom(self) -> bool:
+        """The run went out of memory."""
+        return self["oom"] == "yes"
+
+    @property
+    def graded(self) -> bool:
+        """The bars of issue 4 hold on this row: one GPU, complete, real length known, not called suspect."""
+        return self.complete and self.gpus == 1 and self.length in ("exact", "near-cap") and not self.suspect
+
+    @property
+    def date(self) -> str:
+        """The last year-month that the row's version column names (``2024-10``); ``9999-99`` for HEAD or none."""
+        text = self["framework_version_or_date"]
+        months = re.findall(r"\d{4}-\d{2}", text)
+        return max(months) if months and "HEAD" not in text else (months[-1] if months else "9999-99")
+
+
+FRAMEWORKS = (
+    ("litgpt", "litgpt"),
+    ("torchtune", "torchtune"),
+    ("ms-swift", "ms-swift"),
+    ("qwen finetune", "qwen-finetune"),
+    ("axolotl", "axolotl"),
+    ("llama-factory", "llamafactory"),
+    ("unsloth", "unsloth"),
+    ("peft", "peft"),
+    ("transformers", "hf-trainer"),
+)
+"""A word of the framework column -> short name; the first that occurs wins."""
+
+
+def read_rows(path: str) -> list[Row]:
+    """Read a file of measured rows."""
+    with open(path, newline="", encoding="utf-8") as handle:
+        return [Row(dict(cells)) for cells in csv.DictReader(handle)]
