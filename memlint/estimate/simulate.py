@@ -59,14 +59,16 @@ def run_step(
     world: int = 1,
     full: bool = False,
     one_kernel_silu: bool = False,
+    tape: Tape | None = None,
 ) -> Step:
-    """Simulate one step of a job on one GPU of ``world``. ``full`` runs every layer instead of extending equal ones.
+    """Simulate one step of a job on one GPU of ``world``. ``full`` runs every layer instead of extending equal ones;
+    ``tape`` is one that watches what is allocated.
 
     Raises:
         Unsupported: there is no model of this architecture.
     """
     training = job.training
-    tape = Tape()
+    tape = tape or Tape()
     tape.one_kernel_silu = one_kernel_silu
     pool = tape.pool
     build = Build(job, world)
