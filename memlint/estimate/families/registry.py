@@ -91,6 +91,13 @@ def _mamba(job: TrainingJob, build: Build, env: Env) -> Trainable:
     return MambaModel(job, build, env)
 
 
+def _hybrid(job: TrainingJob, build: Build, env: Env) -> Trainable:
+    from memlint.estimate.families.decoder import DecoderModel
+    from memlint.estimate.families.hybrid import Model
+
+    return DecoderModel(job, build, env, Model)
+
+
 FAMILIES: dict[str, Callable[[TrainingJob, Build, Env], Trainable]] = {
     "llama": _decoder,
     "gpt2": _gpt,
@@ -98,6 +105,7 @@ FAMILIES: dict[str, Callable[[TrainingJob, Build, Env], Trainable]] = {
     "moe": _moe,
     "mla": _mla,
     "mamba": _mamba,
+    "hybrid": _hybrid,
 }
 """Family name of an Architecture -> builder; modules load on first use."""
 

@@ -1,0 +1,261 @@
+"""Hybrids of state-space or linear-attention layers and full attention.
+
+Source: transformers 5.24 models/{bamba,granitemoehybrid,falcon_h1,jamba,nemotron_h,qwen3_next}/modeling_*.py. Without the
+packages mamba-ssm, causal-conv1d and flash-linear-attention their layers run in PyTorch; that is what is computed here.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Callable
+
+from memlint.estimate.build import Build
+from memlint.estimate.engine.tape import Tape, Tensor
+from memlint.estimate.env import Batch, Env
+from memlint.estimate.errors import Unsupported
+from memlint.estimate.families.hybrid_parts import (
+    NemotronMoe,
+    PlainMlp,
+    ScaledMlp,
+    bamba_mixer,
+    falcon_mixer,
+    jamba_mixer,
+    nemotron_mixer,
+)
+from memlint.estimate.families.llama import Attention, Norm, Shape, partial_rotary, rotary_tables, rotate
+from memlint.estimate.families.moe import GatedMlp, Mixture, Moe, _qwen_sparse
+from memlint.estimate.ops.basic import add, cast, scale
+from memlint.estimate.stack import Stack
+from memlint.models.architecture import Architecture
+from memlint.records import dataclass
+
+Kind = tuple[str, bool]
+"""Mixer (mamba, attention, delta, mlp, moe, both) and whether the feed-forward is a mixture."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hybrid:
+    """What distinguishes one hybrid type."""
+
+    shape: Shape = Shape(qkv_bias=False, o_bias=False, mlp_bias=False)
+    rope: bool = True
+    mixer: str = "mamba"
+    """Name of the state-space module in a layer."""
+    feed_forward: str = "feed_forward"
+    second_norm: str = "pre_ff_layernorm"
+    final_norm: str = "final_layernorm"
+    embed: str = "embed_tokens"
+    branch_scale: bool = False
+    embed_scale: bool = False
+    single: bool = False
+    """nemotron_h: a layer is one norm and one mixer of any kind."""
+
+
+TYPES: dict[str, Hybrid] = {
+    "bamba": Hybrid(shape=Shape(rope_cat=True)),
+    "granitemoehybrid": Hybrid(
+        shape=Shape(), second_norm="post_attention_layernorm", final_norm="norm", branch_scale=True, embed_scale=True
+    ),
+    "jamba": Hybrid(rope=False),
+    "falcon_h1": Hybrid(shape=Shape(), embed_scale=True),
+    "nemotron_h": Hybrid(shape=Shape(norm="olmo2"), rope=False, final_norm="norm_f", embed="embeddings", single=True),
+    "qwen3_next": Hybrid(
+        shape=Shape(norm="gemma", qk_norm="head", rope_cat=True),
+        mixer="linear_attn",
+        feed_forward="mlp",
+        second_norm="post_attention_layernorm",
+        final_norm="norm",
+    ),
+}
+"""model_type -> hybrid."""
+
+GRANITE = Mixture(
+    router="top-first", experts="num_local_experts", width="intermediate_size", name="block_sparse_moe", gate_name="router"
+)
+JAMBA = Mixture(router="softmax", normalise=False, experts="num_experts", width="intermediate_size", gate_name="router")
+QWEN = Mixture(
+    shared="gated", shared_width="shared_expert_intermediate_size", shared_name="shared_expert", sparse=_qwen_sparse
+)
+
+
+def layer_kinds(a: Architecture) -> list[Kind]:
+    """Mixer and feed-forward of each layer, from layers_block_type or layer_types and the experts' fields."""
+    names = a.get("layers_block_type") or a.get("layer_types")
+    layers = a.num_hidden_layers
+    words = {
+        "linear_attention": "delta" if a.model_type == "qwen3_next" else "mamba",
+        "mamba": "mamba",
+        "full_attention": "attention",
+        "attention": "attention",
+        "moe": "moe",
+        "mlp": "mlp",
+    }
+    if a.model_type == "falcon_h1":
+        return [("both", False)] * layers
+    if not isinstance(names, (list, tuple)) or len(names) != layers:
+        raise Unsupported(f"the layer kinds of this `{a.model_type}` config are not known")
+    kinds = [words.get(str(name), "mamba") for name in names]
+    return [(kind, _sparse(a, index)) for index, kind in enumerate(kinds)]
+
+
+def _sparse(a: Architecture, index: int) -> bool:
+    if a.model_type == "jamba":
+        counts = a.get("layers_num_experts")
+        if isinstance(counts, (list, tuple)) and len(counts) > index:
+            return int(counts[index]) > 1
+        period, offset = int(a.get("expert_layer_period", 2)), int(a.get("expert_layer_offset", 1))
+        return int(a.get("num_experts", 16)) > 1 and index % period == offset
+    if a.model_type == "qwen3_next":
+        return _qwen_sparse(a, index)
+    return bool(a.get("num_local_experts", 0)) if a.model_type == "granitemoehybrid" else False
+
+
+class HybridAttention(Attention):
+    """Llama's attention, with rotary positions or without; falcon_h1 scales its keys."""
+
+    def __init__(self, a: Architecture, b: Build, name: str, s: Shape, rope: bool) -> None:
+        super().__init__(a, b, name, s)
+        self.rope = rope
+        self.scaled_keys = a.model_type == "falcon_h1"
+
+    def __call__(self, f: Tape, env: Env, x: Tensor, kind: str) -> Tensor:
+        """x [B, S, H] -> [B, S, H]."""
+        q, k, v = self.project(f, env, x)
+        if self.scaled_keys:
+            k = scale(f, k)
+        dense = False
+        if self.rope:
+            tables = env.state["rope"]
+            q, k = rotate(f, q, *tables, self.shape), rotate(f, k, *tables, self.shape)
+            dense = self.shape.rope_cat or tables[0].shape[-1] < self.dim
+        out = env.attend(f, q, k, v, env.state["masks"]["full"], self.dropout, dense=dense)
+        result: Tensor = self.o(f, out)
+        return result
+
+
+def make_mixer(a: Architecture, b: Build, name: str, kind: str, h: Hybrid, rope: bool) -> Any:
+    """The mixer of a layer, under its own name."""
+    if kind == "attention":
+        if a.model_type == "qwen3_next":
+            from memlint.estimate.families.delta import GatedAttention
+
+            return GatedAttention(a, b, f"{name}.self_attn", h.shape)
+        return HybridAttention(a, b, f"{name}.self_attn" if not h.single else f"{name}.mixer", h.shape, rope)
+    if kind == "delta":
+        from memlint.estimate.families.delta import DeltaNet
+
+        return DeltaNet(a, b, f"{name}.{h.mixer}")
+    if kind == "mlp":
+        return PlainMlp(a, b, f"{name}.mixer", int(a.get("intermediate_size")))
+    if kind == "moe":
+        return NemotronMoe(a, b, f"{name}.mixer")
+    makers: dict[str, Callable[[Architecture, Build, str], Any]] = {
+        "jamba": jamba_mixer,
+        "nemotron_h": nemotron_mixer,
+        "falcon_h1": falcon_mixer,
+    }
+    return makers.get(a.model_type, bamba_mixer)(a, b, f"{name}.mixer" if h.single else f"{name}.{h.mixer}")
+
+
+class Block:
+    """One layer: norm, mixer, residual, and unless single a second norm and feed-forward."""
+
+    def __init__(self, a: Architecture, b: Build, kind: Kind, index: int, env: Env, rope: bool) -> None:
+        h = self.hybrid = TYPES[a.model_type]
+        self.env, width, name = env, a.hidden_size, f"model.layers.{index}"
+        self.kind, sparse = kind
+        self.norm = Norm(b, f"{name}.{'norm' if h.single else 'input_layernorm'}", width, h.shape.norm)
+        self.attention: Any = None
+        if self.kind == "both":
+            self.attention = make_mixer(a, b, name, "attention", h, rope)
+            self.mixer = make_mixer(a, b, name, "mamba", h, rope)
+        else:
+            self.mixer = make_mixer(a, b, name, self.kind, h, rope)
+        if h.single:
+            return
+        self.second = Norm(b, f"{name}.{h.second_norm}", width, h.shape.norm)
+        act = str(a.get("hidden_act") or "silu")
+        self.shared: GatedMlp | None = None
+        self.mlp: Any = None
+        if a.model_type == "granitemoehybrid":
+            self.mlp = Moe(a, b, f"{name}.block_sparse_moe", GRANITE) if sparse else None
+            inner = int(a.get("shared_intermediate_size"))
+            self.shared = GatedMlp(b, f"{name}.shared_mlp", width, inner, act, fused=True)
+        elif sparse:
+            self.mlp = Moe(a, b, f"{name}.{h.feed_forward}", QWEN if a.model_type == "qwen3_next" else JAMBA)
+        elif a.model_type == "falcon_h1":
+            self.mlp = ScaledMlp(a, b, f"{name}.{h.feed_forward}")
+        else:
+            bias = bool(a.get("mlp_bias", False))
+            self.mlp = GatedMlp(b, f"{name}.{h.feed_forward}", width, a.get("intermediate_size"), act, bias=bias)
+
+    def mix(self, f: Tape, x: Tensor) -> Tensor:
+        """The mixer's branch."""
+        env = self.env
+        result: Tensor
+        if self.kind == "both":
+            state = scale(f, self.mixer(f, env, scale(f, x) if self.hybrid.embed_scale else x))
+            attended = scale(f, self.attention(f, env, scale(f, x), "full"))
+            return add(f, state, attended)
+        if self.kind == "attention":
+            result = self.mixer(f, env, x, "full")
+        else:
+            result = self.mixer(f, env, x)
+        return result
+
+    def __call__(self, f: Tape, x: Tensor) -> Tensor:
+        """x [B, S, H] -> [B, S, H]."""
+        env, h = self.env, self.hybrid
+        residual = x
+        if h.single:
+            assert self.norm.weight is not None
+            x = cast(f, x, self.norm.weight.dtype)
+        x = self.norm(f, env, x)
+        x = self.mix(f, x)
+        x = add(f, residual, scale(f, x) if h.branch_scale else x)
+        if h.single:
+            return x
+        residual = x
+        x = self.second(f, env, x)
+        if self.shared is not None:
+            routed = self.mlp(f, x) if self.mlp is not None else None
+            x = self.shared(f, x) if routed is None else add(f, routed, self.shared(f, x))
+            del routed
+        else:
+            x = self.mlp(f, x)
+        return add(f, residual, scale(f, x) if h.branch_scale else x)
+
+
+class Model:
+    """Embedding, blocks and final norm: ids [B, S] -> hidden states [B, S, H]."""
+
+    def __init__(self, a: Architecture, b: Build, env: Env) -> None:
+        if a.model_type not in TYPES:
+            raise Unsupported(f"no memory model for `{a.model_type}` yet")
+        h = self.hybrid = TYPES[a.model_type]
+        self.a, self.env = a, env
+        rows = b.training.vocab_size or a.vocab_size
+        self.rope = h.rope and a.get("position_embedding_type", "rope") == "rope"
+        self.embed = b.embedding(f"model.{h.embed}", rows, a.hidden_size)
+        self.layers = Stack(
+            b, layer_kinds(a), lambda build, kind, index: Block(a, build, kind, index, env, self.rope)
+        )
+        self.norm = Norm(b, f"model.{h.final_norm}", a.hidden_size, h.shape.norm)
+        self.rotary = int((a.get("head_dim") or a.hidden_size // a.get("num_attention_heads")) * partial_rotary(a))
+        if self.rope:
+            b.buffer(self.rotary // 2 * 4)
+            b.buffer(self.rotary // 2 * 4)
+
+    def __call__(self, f: Tape, batch: Batch) -> Tensor:
+        """The model's forward up to its last hidden state."""
+        env = self.env
+        x = self.embed(f, batch.ids)
+        if self.hybrid.embed_scale:
+            x = scale(f, x)
+        rows, length = x.shape[0], x.shape[1]
+        env.state["masks"] = {"full": env.mask(f, rows, length, x.dtype)}
+        if self.rope:
+            env.state["rope"] = rotary_tables(f, length, self.rotary, x.dtype)
+        x = self.layers(f, env, x)
+        x = self.norm(f, env, x)
+        env.release()
+        return x
