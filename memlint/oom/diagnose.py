@@ -14,8 +14,11 @@ from memlint.units import GIB, MIB, gib
 
 CONTEXT_LIMIT = int(1.4 * GIB)
 """A stray process with no more than this holds a bare CUDA context (870 MB to 1.2 GB: pytorch/pytorch#49481)."""
-SETTLED = 0.9
-"""Share of the device that must be in PyTorch's hands for the run itself to be the plain cause."""
+SMALL = 0.05
+"""Share of the device that is not called another process's when the message lists none: contexts and NCCL buffers vary."""
+PIECES = 0.02
+"""Share of the device that free pieces must make up to be the cause: the median of public out-of-memory texts, where
+nothing was wrong but the size, is 2.2 % (memlint/hardware/overheads.py allocator_slack)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +72,7 @@ def _cause(event: OutOfMemory) -> tuple[str, str]:
             "virtual machine's limit, pinned host memory, or another process that took it meanwhile)",
         )
     others = sum(size for _, size in event.others) or _hidden_others(event)
-    if others and requested is not None and others >= min(requested, 512 * MIB):
+    if others >= min(requested or 512 * MIB, 512 * MIB):
         if event.others and all(size <= CONTEXT_LIMIT for _, size in event.others):
             return (
                 "stray-contexts",
@@ -78,7 +81,11 @@ def _cause(event: OutOfMemory) -> tuple[str, str]:
                 "other ranks have touched it",
             )
         return "other-processes", f"other processes hold {gib(others, 2)} GiB of this GPU"
-    if requested is not None and event.reserved_free is not None and event.reserved_free >= requested:
+    if (
+        requested is not None
+        and event.reserved_free is not None
+        and event.reserved_free >= max(requested, int(PIECES * (event.capacity or 0)))
+    ):
         return (
             "fragmentation",
             f"PyTorch holds {gib(event.reserved_free, 2)} GiB reserved but free, more than the {gib(requested, 2)} "
@@ -95,9 +102,10 @@ def _hidden_others(event: OutOfMemory) -> int:
     if event.capacity is None or event.free is None or event.allocated is None:
         return 0
     held = event.process
-    if held is None:
+    if not held or held > event.capacity:  # containers report 0, some drivers nonsense
         held = event.allocated + (event.reserved_free or 0) + CONTEXT_LIMIT
-    return max(0, event.capacity - event.free - held)
+    hidden = event.capacity - event.free - held
+    return hidden if hidden > SMALL * event.capacity else 0
 
 
 def _tensor(

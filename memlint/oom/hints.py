@@ -29,6 +29,11 @@ HINTS: tuple[Hint, ...] = (
         tensor="optimizer states, made in the first step",
         pattern=r"(?:optim\w*/.*zeros_like|torch\.zeros_like\(p|init_state|get_state_buffer|_init_group)",
     ),
+    Hint(
+        phase="optimizer",
+        tensor="what the optimizer makes in its step",
+        pattern=r"optim\w*\.py:step|optimizer\.step|optim\.step",
+    ),
     Hint(phase="clip", tensor="temporaries of gradient clipping", pattern=r"clip_grad"),
     Hint(
         phase="setup",
@@ -70,7 +75,7 @@ HINTS: tuple[Hint, ...] = (
         phase="loading",
         tensor="weights while the model is loaded",
         pattern=r"from_pretrained|load_pretrained|load_model\b|load_state_dict|_load_state|module\.py:_apply|"
-        r":to\b: |\.to\(device|\.cuda\(\)|set_module_tensor|load_checkpoint|init_empty",
+        r":to\b: |:convert\b|\.to\(device|\.cuda\(\)|set_module_tensor|load_checkpoint|init_empty",
     ),
     Hint(
         phase="setup",

@@ -134,7 +134,9 @@ def _read(text: str, raw: str, line: int, frames: tuple[str, ...]) -> OutOfMemor
         unallocated = total_reserved if "cached" in text else max(0, total_reserved - allocated)
     own = size(rf"this process has {_SIZE} memory in use")
     processes = re.findall(rf"Process (\d+) has {_SIZE} memory in use", text, re.I)
-    others: list[tuple[str, int]] = [(number, _bytes(value, unit)) for number, value, unit in processes]
+    others: list[tuple[str, int]] = [
+        (number, _bytes(value, unit)) for number, value, unit in processes if float(value.replace(",", ""))
+    ]
     if own is None and others:
         own = _own(others, allocated, unallocated)
         others = [item for item in others if item[1] != own]
@@ -144,7 +146,7 @@ def _read(text: str, raw: str, line: int, frames: tuple[str, ...]) -> OutOfMemor
         rank=(rank.group(1) or rank.group(2)) if rank else None,
         requested=_bytes(*requested.groups()) if requested else None,
         requested_step=_step(*requested.groups()) if requested else 0,
-        capacity=size(rf"{_SIZE} total capacity") or size(rf"total capacit?y of {_SIZE}"),
+        capacity=size(rf"{_SIZE} total capacity") or size(rf"total capaci?ty of {_SIZE}"),
         free=size(rf"of which {_SIZE} is free") or size(rf"{_SIZE} free"),
         allocated=allocated,
         reserved_free=unallocated,

@@ -14,8 +14,7 @@ from memlint.oom.parse import find
 
 ROOT = Path(__file__).resolve().parents[2]
 PUBLIC: list[dict[str, Any]] = json.loads((ROOT / "fixtures" / "oom" / "public.json").read_text(encoding="utf-8"))
-"""Public reports: the figures as their authors posted them (or, where a post shows only part, completed), with the
-cause that their thread or the arithmetic established."""
+"""Public reports: the figures as their authors posted them, the cause as their thread or the arithmetic shows."""
 MIB, GIB = 2**20, 2**30
 
 
