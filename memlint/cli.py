@@ -24,6 +24,8 @@ COMMANDS: tuple[Command, ...] = (
     Command("verify", "memlint.commands.verify", "two real training steps on the GPU beside the prediction"),
     Command("calibrate", "memlint.commands.calibrate", "error statistics over stored reports of verify"),
     Command("oom", "memlint.commands.oom", "what an out-of-memory message means and what to do next"),
+    Command("compare", "memlint.commands.compare", "what differs between the peaks of two jobs"),
+    Command("diff", "memlint.commands.diff", "what the changes since a revision do to the peaks"),
     Command("scale", "memlint.commands.scale", "table of models: parameters, static memory, activations"),
     Command("explain", "memlint.commands.explain", "why a rule exists; with a file, the arithmetic for that file"),
     Command("rules", "memlint.commands.rules", "list the rules"),
