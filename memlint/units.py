@@ -26,6 +26,17 @@ DTYPE_BYTES: dict[str, int] = {
 """Bytes of one element (torch.dtype.itemsize)."""
 
 
+def parse_bytes(text: str) -> int | None:
+    """Return the bytes of ``23.6GiB`` (also GB, MiB, MB; GB is 10^9); None where the text is no size."""
+    body = text.strip().lower()
+    for unit, size in (("gib", GIB), ("gb", 10**9), ("mib", MIB), ("mb", 10**6)):
+        number = body.removesuffix(unit).rstrip()
+        whole, _, fraction = number.partition(".")
+        if body.endswith(unit) and len(number) < 20 and number.isascii() and (whole + (fraction or "0")).isdigit():
+            return int(float(number) * size)
+    return None
+
+
 def gib(size: int | float, digits: int = 1) -> str:
     """Return ``size`` bytes as text in GiB, e.g. ``"23.6"``."""
     return f"{size / GIB:.{digits}f}"

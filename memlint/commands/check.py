@@ -49,6 +49,7 @@ def configure(parser: ArgumentParser) -> None:
     add("--offline", action="store_true", help="never ask the hub for a model's config")
     add("--color", choices=("auto", "always", "never"), default="auto", help="colour in text output")
     add("-j", "--jobs", type=int, default=1, metavar="N", help="processes to use (default: 1; 0: one for each CPU)")
+    add("--verify", action="store_true", help="run two real training steps of each job on the GPU as well")
     add("--stdin-filename", metavar="PATH", help="name of what standard input holds, for settings and positions")
 
 
@@ -63,6 +64,8 @@ def run(args: Namespace) -> int:
         return show_settings(options)
     if args.write_baseline and options.baseline is None and _settings_baseline(options) is None:
         raise UserError("--write-baseline needs a file: give --baseline FILE, or `baseline` in the settings")
+    if args.verify:
+        _ready_to_verify(args)
     from memlint.engine.run import check_paths
 
     content = sys.stdin.buffer.read() if "-" in options.paths else None
@@ -126,8 +129,18 @@ def options_from(args: Namespace, *, details: bool) -> CheckOptions:
         use_baseline=not args.write_baseline,
         stdin_filename=args.stdin_filename,
         details=details,
-        workers=args.jobs or os.cpu_count() or 1,
+        workers=1 if args.verify else args.jobs or os.cpu_count() or 1,
+        verify=args.verify,
     )
+
+
+def _ready_to_verify(args: Namespace) -> None:
+    from memlint.measure.verify.ready import require_device, require_extra
+
+    if args.fix or args.diff:
+        raise UserError("--verify runs the configs as they are; use it without --fix and --diff")
+    require_extra("memlint check --verify")
+    require_device("cuda", "memlint check --verify")
 
 
 def _codes(given: list[str]) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""Comments that speak to memlint: ``# memlint: ignore[MEM301] reason``, ``target=``, ``dialect=``, ``gpus=``."""
+"""Comments that speak to memlint: ``# memlint: ignore[MEM301] reason``, assignments such as ``target=``."""
 
 from __future__ import annotations
 
@@ -10,20 +10,24 @@ from memlint.document.limits import MAX_TAG_DIRECTIVES, MAX_YAML_NODES
 from memlint.document.model import SyntaxProblem
 from memlint.document.positions import Lines, excerpt
 from memlint.records import dataclass
+from memlint.units import parse_bytes
 
-PragmaKind = Literal["ignore", "ignore-file", "target", "dialect", "gpus"]
+PragmaKind = Literal["ignore", "ignore-file", "target", "dialect", "gpus", "measured"]
 
 IGNORES = ("ignore", "ignore-file")
-ASSIGNMENTS = ("target", "dialect", "gpus")
+ASSIGNMENTS = ("target", "dialect", "gpus", "measured")
 
-_KNOWN = "it knows `ignore[MEM301] reason`, `ignore-file[MEM301] reason`, `target=...`, `dialect=...` and `gpus=...`"
+_KNOWN = (
+    "it knows `ignore[MEM301] reason`, `ignore-file[MEM301] reason`, `target=...`, `dialect=...`, `gpus=...`"
+    " and `measured=...`"
+)
 _MARK = "memlint:"
 _COMMENT = re.compile(r"#[ \t]*memlint:[ \t]*")
 _MAX_LENGTH = 2000
 """Characters of one comment that are looked at."""
 _NAME = re.compile(r"[A-Za-z][A-Za-z_-]*")
 _ASSIGNMENT = re.compile(r"([A-Za-z][A-Za-z_-]*)[ \t]*=[ \t]*")
-_NEXT_ASSIGNMENT = re.compile(r"(?:[ \t]+|[ \t]*[,;][ \t]*)(?=(?:target|dialect|gpus)[ \t]*=)|[ \t]+#")
+_NEXT_ASSIGNMENT = re.compile(r"(?:[ \t]+|[ \t]*[,;][ \t]*)(?=(?:target|dialect|gpus|measured)[ \t]*=)|[ \t]+#")
 _BRACKETS = re.compile(r"[ \t]*\[([^\]]*)\][ \t]*(.*)")
 _LINE_REST = re.compile(r"[^\r\n]*")
 _RULE = re.compile(r"MEM\d{3}|[a-z]+(?:-[a-z0-9]+)+")
@@ -104,7 +108,9 @@ def _assigned(name: str, value: str, line: int, column: int) -> Pragma:
         raise ValueError(f"`{name}=` has no value")
     if name == "gpus" and not (value.isdecimal() and 0 < int(value[:7]) < 1_000_000):
         raise ValueError(f"`gpus={excerpt(value)}` is no number of GPUs; write for example `gpus=8`")
-    kinds: dict[str, PragmaKind] = {"target": "target", "dialect": "dialect", "gpus": "gpus"}
+    if name == "measured" and parse_bytes(value) is None:
+        raise ValueError(f"`measured={excerpt(value)}` is no size; write a measured peak: `measured=23.6GiB`")
+    kinds: dict[str, PragmaKind] = {"target": "target", "dialect": "dialect", "gpus": "gpus", "measured": "measured"}
     return Pragma(kind=kinds[name], values=(value,), line=line, column=column, applies_to_line=None)
 
 

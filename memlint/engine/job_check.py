@@ -17,7 +17,8 @@ from memlint.engine.versions import pinned_versions, version_assumptions
 from memlint.findings import Finding
 from memlint.job import Origin, replace_fields
 from memlint.records import replace
-from memlint.rules.context import Context, Trial
+from memlint.rules.context import Context, Measured, Trial
+from memlint.units import parse_bytes
 
 if TYPE_CHECKING:
     from memlint.dialects.base import Dialect
@@ -65,6 +66,7 @@ class JobCheck:
         self._gpus_pragma = next((pragma for pragma in pragmas if pragma.kind == "gpus"), None)
         declared = int(self._gpus_pragma.values[0]) if self._gpus_pragma is not None else None
         self._outer_target = outer
+        self._measured_pragma = next((pragma for pragma in pragmas if pragma.kind == "measured"), None)
         self._gpus = declared or (outer.gpus if outer is not None else None)
         folder = os.path.dirname(os.path.abspath(document.path))
         root = repository_root(folder)
@@ -125,7 +127,14 @@ class JobCheck:
             try_changes=trials,
             writable=trials.writable,
             judge=lambda other: judge(other, job, target, check.margin),
+            measured=self._stated(estimate),
         )
+        verified = None
+        if check.options.verify and estimate is not None:
+            from memlint.measure.verify.checked import verify_checked
+
+            verified = verify_checked(job, report, self._dialect.name, check.options.verify_device)
+            context.measured = verified.measured or context.measured
         findings = job_findings(context, check.active)
         if check.options.details and estimate is not None:
             from memlint.engine.estimate_json import estimate_object
@@ -141,7 +150,24 @@ class JobCheck:
                 verdict=verdict,
                 approximate=approximate,
             )
+            if verified is not None and verified.report is not None:
+                report.estimate["verification"] = verified.report
         return findings
+
+    def _stated(self, estimate: Any) -> Measured | None:
+        """The peak of ``# memlint: measured=23.6GiB``, in a file of one job."""
+        pragma = self._measured_pragma
+        if pragma is None or estimate is None or len(self.reading.jobs) != 1:
+            return None
+        return Measured(
+            measured_bytes=parse_bytes(pragma.values[0]),
+            low_bytes=estimate.low_bytes,
+            expected_bytes=estimate.device_bytes,
+            high_bytes=estimate.high_bytes,
+            where="stated in a comment",
+            line=pragma.line,
+            column=pragma.column,
+        )
 
     def with_gpus(self, job: TrainingJob) -> TrainingJob:
         """The world size of ``# memlint: gpus=N``, where the config itself states none."""

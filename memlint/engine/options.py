@@ -27,3 +27,7 @@ class CheckOptions:
     details: bool = False
     """Build the whole estimate for machine formats; text needs its peak only."""
     workers: int = 1
+    verify: bool = False
+    """Run a real training step of each job beside its prediction."""
+    verify_device: str = "cuda"
+    """cuda, or cpu for a run whose memory is not compared."""

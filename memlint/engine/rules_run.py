@@ -62,6 +62,8 @@ def _may_speak(entry: Entry, context: Context) -> bool:
     if code == "MEM202":
         target = context.target
         return target is not None and (target.bf16 is False or target.fp8 is False)
+    if code == "MEM901":
+        return context.measured is not None
     if code == "MEM602":
         architecture = context.job.architecture
         positions = architecture.max_position_embeddings if architecture is not None else None

@@ -45,6 +45,25 @@ class Trial:
     """The job with the change, as the dialect reads it."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """What a run of the job took on one GPU, beside the interval that was predicted for it. Sizes in bytes."""
+
+    measured_bytes: int | None
+    """None: the run ran out of memory."""
+    low_bytes: int
+    expected_bytes: int
+    high_bytes: int
+    usable_bytes: int | None = None
+    """Of the GPU that it ran on."""
+    where: str
+    """``on NVIDIA H200``, or ``stated in a comment``."""
+    notes: tuple[str, ...] = ()
+    line: int | None = None
+    column: int | None = None
+    """Place of the comment that states it."""
+
+
 @dataclass(slots=True, kw_only=True)
 class Context:
     """One job with its prediction. Sizes in bytes, per GPU."""
@@ -68,6 +87,8 @@ class Context:
     """Recompute with native fields changed; None where the changed job cannot be predicted. Cached by the engine."""
     judge: Callable[[Estimate], str]
     """Verdict of a prediction against the target and margin."""
+    measured: Measured | None = None
+    """What a run took, where `--verify` ran one or a comment states it."""
     writable: Callable[[Mapping[str, Any]], bool] = lambda changes: True
     """Whether the config's dialect has keys for a change; nothing is predicted."""
     memo: dict[str, Any] = field(default_factory=dict)

@@ -67,6 +67,7 @@ RULES: tuple[Entry, ...] = (
     Entry("MEM501", "replicated-states", _WARNING, "replicated_states", "suggestion"),
     Entry("MEM601", "micro-batch-too-large", _WARNING, "micro_batch_too_large", "suggestion"),
     Entry("MEM602", "sequence-beyond-model", _WARNING, "sequence_beyond_model", "job"),
+    Entry("MEM901", "measured-differs", _ERROR, "measured_differs", "job"),
 )
 
 BY_CODE: dict[str, Entry] = {entry.code: entry for entry in RULES}

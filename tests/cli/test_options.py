@@ -11,7 +11,10 @@ from memlint.cli import COMMANDS
 OPTIONS = {
     "check": "--target --select --ignore --fail-on --exit-zero --output-format --output --fix --unsafe-fixes --diff "
     "--baseline --write-baseline --force-exclude --isolated --show-files --show-settings --no-cache --offline --color "
-    "-j --jobs --stdin-filename",
+    "-j --jobs --verify --stdin-filename",
+    "verify": "--target --set --micro-batch-size --sequence-length --precision --optimizer --activation-checkpointing "
+    "--method --job --offline --isolated --device --gpus --layers --output-format --output --color",
+    "calibrate": "--output-format",
     "estimate": "--target --set --micro-batch-size --sequence-length --precision --optimizer "
     "--activation-checkpointing --method --job --offline --isolated --output-format --color",
     "explain": "--file --target --offline --color",

@@ -128,3 +128,12 @@ def test_hostile_comments_end_soon(format: str) -> None:
     find_pragmas("%TAG !a! b\n" * 100_000 + "# memlint: gpus=8\n", format)
     find_pragmas("- '" * 500_000 + "# memlint: gpus=8\n", format)
     assert time.process_time() - started < 4
+
+
+def test_a_measured_peak_is_a_size() -> None:
+    assert kinds("# memlint: measured=23.6 GiB, target=A100\n") == [
+        ("measured", ("23.6 GiB",), 1, None),
+        ("target", ("A100",), 1, None),
+    ]
+    _, problems = find_pragmas("# memlint: measured=much\n", "yaml")
+    assert "no size" in problems[0].message

@@ -72,7 +72,7 @@ def _pairs(kinds: tuple[str, ...], full: int) -> list[Depths]:
         first += (full - first) % period
         # One layer alone is both first and last of its kind; the line begins at two.
         first += period if first < 2 else 0
-        # The shallow run has half the layers of the deep one, so that the peak of a phase stands at the same place in both.
+        # The shallow run has half the layers of the deep one: a phase's peak then stands at the same place in both.
         return [
             Depths(low=max(first, high // 2 - (high // 2 - first) % period), high=high, full=full)
             for high in range(first + period, full, period)

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from memlint.measure.trace.adapters import add_lora, checkpoint_every, freeze, keep_fp32, train_in
+from memlint.measure.trace.adapters import add_lora, checkpoint_layers, freeze, keep_fp32, train_in
 from memlint.measure.trace.build import DTYPES, make_config, make_model
 from memlint.measure.trace.phases import local
 from memlint.measure.verify.quantised import has_bitsandbytes, quantise_in_place
@@ -52,10 +52,7 @@ def build(plan: Plan, mesh: Any) -> Built:
     base.train()
     elements = sum(p.numel() for p in base.parameters())
     if settings.checkpointing != "none":
-        # transformers 5.24 renamed it.
-        enable = getattr(base, "activation_checkpointing_enable", None) or base.gradient_checkpointing_enable
-        enable({"use_reentrant": settings.checkpointing == "reentrant"})
-        checkpoint_every(base, settings.checkpoint_every)
+        checkpoint_layers(base, settings)
     if settings.four_bit:
         quantization = plan.job.training.quantization
         kind = quantization.type if quantization is not None else "nf4"
