@@ -125,6 +125,10 @@ def _optimizer(row: Row) -> str:
     name = row["optimizer"].lower()
     if name and name not in OPTIMIZERS:
         raise Inexpressible(f"optimizer {row['optimizer']}")
+    if row.framework == "torchtune" and name == "adamw":
+        # 91 of the 95 configs of torchtune 0.4.0 that name torch.optim.AdamW write `fused: True` under it, and a fifth
+        # copy of the parameters (foreach) does not go into the published 24.9 GiB of a 3B model.
+        return "adamw-fused"
     return OPTIMIZERS.get(name, "adamw")
 
 

@@ -96,7 +96,7 @@ SHAPES: tuple[tuple[str, dict[str, Any], str], ...] = (
      "tencent/Hunyuan-0.5B-Instruct config.json"),
     (r"afm-4\.5b", _llama(2560, 36, 20, 4, 18432, 128004), "arcee-ai/AFM-4.5B config.json"),
 )
-"""Models whose code came with the checkpoint, or that the catalog does not have: as the nearest shape transformers runs."""
+"""Models whose code came with the checkpoint, or that the catalog lacks, as the nearest shape transformers runs."""
 
 
 def _patterned(name: str) -> dict[str, Any] | None:

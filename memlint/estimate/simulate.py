@@ -26,7 +26,7 @@ from memlint.estimate.result import COMPONENTS, Estimate, PhasePeak
 from memlint.hardware.target import Target
 from memlint.job import TrainingJob
 from memlint.models.architecture import Architecture
-from memlint.records import dataclass
+from memlint.records import dataclass, replace
 
 
 @dataclass(slots=True)
@@ -129,7 +129,14 @@ def run_step(
     if training.max_grad_norm is not None and trained:
         pool.touch(clip_temporary_bytes(sharding.slots(trained, master=False)), TEMPORARIES)
         _phase(tape, "clip", timeline)
-    temporary = 0 if sharding.offload != "none" else step_temporary_bytes(training.optimizer, slots, forced)
+    if sharding.offload != "none":
+        temporary = 0
+    elif training.optimizer_in_backward:
+        # One optimizer for each parameter: its step makes temporaries of that parameter alone.
+        alone = [replace(slot, count=1) for slot in slots]
+        temporary = max([0, *(step_temporary_bytes(training.optimizer, [slot], forced) for slot in alone)])
+    else:
+        temporary = step_temporary_bytes(training.optimizer, slots, forced)
     if sharding.deepspeed and master and sharding.offload == "none":
         # step() flattens this rank's gradients into fp32 (stage_1_and_2.py single_grad_partition, stage3.py sub groups
         # of 1e9).

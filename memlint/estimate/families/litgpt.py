@@ -89,7 +89,7 @@ class Attention:
     def __init__(self, b: Build, c: Config, maker: Maker, name: str, kind: str, env: Env) -> None:
         self.config, self.env = c, env
         self.attn = maker.qkv(f"{name}.attn", (c.n_head + 2 * c.n_query_groups) * c.head_size)
-        self.proj = maker.linear(f"{name}.proj", c.n_head * c.head_size, c.n_embd, c.attention_bias and c.bias, "projection")
+        self.proj = maker.linear(f"{name}.proj", c.n_head * c.head_size, c.n_embd, c.bias, "projection")
         self.sliding = kind == "sliding"
         self.prefix: Weight | None = None
         if kind == "adapter":
@@ -329,7 +329,7 @@ class Model:
         return [*held, f.new((*tokens, c.n_embd), dtype, LOGITS)]
 
     def forward(self, f: Tape, batch: Batch) -> list[Tensor]:
-        """_FabricModule.forward: the model's logits in pieces, each cast to fp32 (precision plugin's convert_output)."""
+        """_FabricModule.forward: the model's logits in pieces, each cast to fp32 by the plugin's convert_output."""
         c, env = self.config, self.env
         length = batch.length
         env.state["rope"] = (

@@ -11,7 +11,7 @@ from memlint.records import dataclass
 
 OTHERS = ("gpt_neox", "falcon", "phi")
 """Model types that litgpt runs with LayerNorm and GptNeoxMLP, modelled here."""
-GATED = ("llama", "mistral", "ministral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text", "phi3", "olmo2", "smollm3")
+GATED = ("llama", "mistral", "ministral", "qwen2", "gemma", "gemma2", "phi3", "smollm3")
 """Model types that litgpt runs with RMSNorm and a gated MLP (LLaMAMLP, GemmaMLP)."""
 
 
@@ -89,7 +89,8 @@ def config_of(job: TrainingJob) -> Config:
         bias=kind in ("gpt_neox", "phi"),
         attention_bias=kind in ("gpt_neox", "phi", "qwen2"),
         lm_head_bias=kind == "phi",
-        parallel_residual=kind in ("falcon", "phi") or (kind == "gpt_neox" and bool(a.get("use_parallel_residual", True))),
+        parallel_residual=kind in ("falcon", "phi")
+        or (kind == "gpt_neox" and bool(a.get("use_parallel_residual", True))),
         shared_attention_norm=kind == "phi" or (kind == "falcon" and not a.get("new_decoder_architecture", False)),
         scale_embeddings=kind.startswith("gemma"),
         post_norms=kind in ("gemma2", "gemma3_text"),

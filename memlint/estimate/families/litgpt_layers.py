@@ -222,7 +222,7 @@ class LoraQkv:
         if self.config.old_zero_pad:
             zeros = f.new(shape, x.dtype)
             x = copy(f, x)
-        # The source's gradient is grad.index_select(dim, index).expand_as(source) (derivatives.yaml): the source is saved.
+        # derivatives.yaml: the source's gradient is grad.index_select(dim, index).expand_as(source), so it is saved.
         saved = f.save(x) if f.needs(x) else ()
         out = f.new(shape, x.dtype)
         if self.config.old_zero_pad:

@@ -92,10 +92,9 @@ def _mamba(job: TrainingJob, build: Build, env: Env) -> Trainable:
 
 
 def _hybrid(job: TrainingJob, build: Build, env: Env) -> Trainable:
-    from memlint.estimate.families.decoder import DecoderModel
-    from memlint.estimate.families.hybrid import Model
+    from memlint.estimate.families.hybrid import build_hybrid
 
-    return DecoderModel(job, build, env, Model)
+    return build_hybrid(job, build, env)
 
 
 FAMILIES: dict[str, Callable[[TrainingJob, Build, Env], Trainable]] = {
