@@ -81,7 +81,7 @@ def test_exit_code_is_decided_by_severity_and_selection(project, memlint, argv, 
     ("argv", "message"),
     [
         (["nothing.yaml"], "nothing.yaml: no such file or folder"),
-        (["--select", "MEM999"], "no rule is called `MEM999`; `memlint rules` lists them"),
+        (["--select", "XYZ123"], "no rule is called `XYZ123`; `memlint rules` lists them"),
         (["--ignore", "checkpointing-of"], "did you mean `checkpointing-off`?"),
         (["--target", "A1000"], "--target: "),
         (["--unsafe-fixes"], "--unsafe-fixes needs --fix"),
