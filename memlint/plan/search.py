@@ -37,7 +37,7 @@ class Search:
     def cheapest(self, accept: Accept) -> tuple[Choice, Outcome] | None:
         """Return the accepted choice of the lowest price, or None."""
         found = self._find(accept, 0, len(self._choices), 0)
-        return self._without_idle(found, accept) if found is not None else None
+        return self._without_harm(found, accept) if found is not None else None
 
     def _find(self, accept: Accept, low: int, high: int, depth: int) -> Choice | None:
         if high - low > 1 and not any(self._accepted(choice, accept) for choice in self._probes(low, high)):
@@ -99,8 +99,8 @@ class Search:
                 return [choice]
         return []
 
-    def _without_idle(self, choice: Choice, accept: Accept) -> tuple[Choice, Outcome] | None:
-        """Leave out what costs nothing and saves nothing here: it may still be good, but it is no remedy."""
+    def _without_harm(self, choice: Choice, accept: Accept) -> tuple[Choice, Outcome] | None:
+        """Leave out what is free but raises the peak here (autocast's half copies of fp32 weights may)."""
         outcome = self._evaluate(choice)
         assert outcome is not None
         for place, number in enumerate(choice):
@@ -108,7 +108,7 @@ class Search:
                 continue
             less = (*choice[:place], 0, *choice[place + 1 :])
             other = self._evaluate(less)
-            if other is not None and accept(other.estimate) and _peak(other) <= _peak(outcome):
+            if other is not None and accept(other.estimate) and _peak(other) < _peak(outcome):
                 choice, outcome = less, other
         return choice, outcome
 
