@@ -21,6 +21,7 @@ MODULES = {
     "camembert": "bert",
     "electra": "bert",
     "distilbert": "bert",
+    "modernbert": "modernbert",
 }
 """model_type -> module of this package that holds its ``Model``; modules load on first use."""
 
@@ -52,12 +53,12 @@ class EncoderModel:
             mask=f.new(shape, "int64", INPUTS) if training.padding else None,
         )
 
-    def forward(self, f: Tape, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Logits and last hidden states."""
+    def forward(self, f: Tape, batch: Batch) -> tuple[Tensor, Tensor | None, Tensor]:
+        """Logits, what the head's forward holds besides, and last hidden states."""
         hidden = self.body(f, batch)
-        return self.head(f, hidden), hidden
+        return *self.head(f, hidden), hidden
 
-    def loss(self, f: Tape, output: tuple[Tensor, Tensor], batch: Batch) -> Tensor:
+    def loss(self, f: Tape, output: tuple[Tensor, Tensor | None, Tensor], batch: Batch) -> Tensor:
         """Cross entropy over the vocabulary or the labels."""
         assert batch.labels is not None
         f.component = LOGITS

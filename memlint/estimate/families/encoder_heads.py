@@ -39,7 +39,7 @@ class MaskedHead:
         weight = embed.weight if a.tie_word_embeddings else b.parameter(f"{decoder}.weight", rows, width)
         self.decoder = Linear(weight, offset)
 
-    def __call__(self, f: Tape, x: Tensor) -> Tensor:
+    def __call__(self, f: Tape, x: Tensor) -> tuple[Tensor, None]:
         """Logits over the vocabulary."""
         x = self.dense(f, x)
         x = activate(f, x, self.act)
@@ -47,7 +47,7 @@ class MaskedHead:
         f.component = LOGITS
         logits = self.decoder(f, x)
         f.component = TEMPORARIES
-        return logits
+        return logits, None
 
 
 class PooledHead:
@@ -68,15 +68,14 @@ class PooledHead:
         self.dense = b.linear(dense, a.hidden_size, a.hidden_size, True)
         self.classifier: Any = b.linear(classifier, a.hidden_size, labels_of(a), True)
 
-    def __call__(self, f: Tape, hidden: Tensor) -> Tensor:
-        """Logits [B, labels]."""
+    def __call__(self, f: Tape, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        """Logits [B, labels], and the pooled vectors."""
         x = select(f, hidden, (hidden.shape[0], hidden.shape[2]))
         x = dropout(f, x, self.before)
         x = self.dense(f, x)
         x = activate(f, x, self.act)
         x = dropout(f, x, self.after)
-        out: Tensor = self.classifier(f, x)
-        return out
+        return self.classifier(f, x), x
 
 
 class TokenHead:
@@ -86,11 +85,10 @@ class TokenHead:
         self.dropout = p
         self.classifier: Any = b.linear(name, a.hidden_size, labels_of(a), True)
 
-    def __call__(self, f: Tape, hidden: Tensor) -> Tensor:
-        """Logits [B, S, labels]."""
+    def __call__(self, f: Tape, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        """Logits [B, S, labels], and what they were made of, which the model's forward holds."""
         x = dropout(f, hidden, self.dropout)
-        out: Tensor = self.classifier(f, x)
-        return out
+        return self.classifier(f, x), x
 
 
 def labels_of(a: Architecture) -> int:

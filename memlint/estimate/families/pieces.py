@@ -109,10 +109,12 @@ def rotate_pairs(f: Tape, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tup
     return q_turned, k_turned
 
 
-def turn(f: Tape, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """``x * cos + rotate_half(x) * sin``."""
+def turn(f: Tape, x: Tensor, cos: Tensor, sin: Tensor, straight: Tensor | None = None) -> Tensor:
+    """``x * cos + rotate_half(x) * sin``; ``straight`` is the first product where it is already there."""
     half = (*x.shape[:-1], x.shape[-1] // 2)
-    return add(f, mul(f, x, cos), mul(f, _half_turned(f, x, half), sin))
+    if straight is None:
+        straight = mul(f, x, cos)
+    return add(f, straight, mul(f, _half_turned(f, x, half), sin))
 
 
 def _half_turned(f: Tape, x: Tensor, half: tuple[int, ...]) -> Tensor:
