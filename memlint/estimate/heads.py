@@ -14,7 +14,7 @@ from memlint.estimate.ops.logps import log_softmax_gather, selective_log_softmax
 from memlint.estimate.ops.loss import causal_lm_loss, cross_entropy
 from memlint.models.architecture import Architecture
 
-SCALED_LOGITS = ("granite", "granitemoe", "granitemoehybrid", "granitemoeshared", "cohere", "cohere2")
+SCALED_LOGITS = ("granite", "granitemoe", "granitemoehybrid", "granitemoeshared", "cohere", "cohere2", "falcon_h1")
 """Model types whose logits are multiplied or divided by a number, always (modeling files of transformers 5.24)."""
 
 

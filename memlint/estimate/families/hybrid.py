@@ -25,6 +25,7 @@ from memlint.estimate.families.llama import Attention, Norm, Shape, partial_rota
 from memlint.estimate.families.moe import GatedMlp, Mixture, Moe, _qwen_sparse
 from memlint.estimate.ops.basic import add, cast, scale
 from memlint.estimate.stack import Stack
+from memlint.job import TrainingJob
 from memlint.models.architecture import Architecture
 from memlint.records import dataclass
 
@@ -234,7 +235,7 @@ class Model:
         h = self.hybrid = TYPES[a.model_type]
         self.a, self.env = a, env
         rows = b.training.vocab_size or a.vocab_size
-        self.rope = h.rope and a.get("position_embedding_type", "rope") == "rope"
+        self.rope = h.rope and (a.model_type != "granitemoehybrid" or a.get("position_embedding_type") == "rope")
         self.embed = b.embedding(f"model.{h.embed}", rows, a.hidden_size)
         self.layers = Stack(
             b, layer_kinds(a), lambda build, kind, index: Block(a, build, kind, index, env, self.rope)
@@ -259,3 +260,15 @@ class Model:
         x = self.norm(f, env, x)
         env.release()
         return x
+
+
+def build_hybrid(job: TrainingJob, build: Build, env: Env) -> Any:
+    """A hybrid with its head; nemotron_h makes its logits fp32 itself."""
+    assert job.architecture is not None
+    if job.architecture.model_type == "nemotron_h":
+        from memlint.estimate.families.mamba import FloatLogits
+
+        return FloatLogits(job, build, env, Model)
+    from memlint.estimate.families.decoder import DecoderModel
+
+    return DecoderModel(job, build, env, Model)

@@ -95,10 +95,17 @@ class Head(CausalHead):
         return None if logits is None else cast(f, logits, "fp32")
 
 
-class MambaModel(DecoderModel):
+class FloatLogits(DecoderModel):
+    """A body whose head makes its logits fp32 itself (mamba, mamba2, nemotron_h)."""
+
+    def __init__(self, job: TrainingJob, build: Build, env: Env, body: Any) -> None:
+        super().__init__(job, build, env, body)
+        if type(self.head) is CausalHead:
+            self.head.__class__ = Head
+
+
+class MambaModel(FloatLogits):
     """Body and head."""
 
     def __init__(self, job: TrainingJob, build: Build, env: Env) -> None:
         super().__init__(job, build, env, Body)
-        if isinstance(self.head, CausalHead):
-            self.head.__class__ = Head

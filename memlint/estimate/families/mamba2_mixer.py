@@ -33,6 +33,7 @@ class Sizes:
     chunk: int
     conv_bias: bool
     bias: bool
+    out_bias: bool
     norm_groups: int = 1
     """Groups within which the gated norm takes its mean; 0: no norm (falcon_h1 with mamba_rms_norm off)."""
     multipliers: bool = False
@@ -54,7 +55,8 @@ class Mixer2:
         self.conv_bias: Weight | None = b.parameter(f"{name}.conv1d.bias", self.conv_dim) if z.conv_bias else None
         self.in_proj = b.linear(f"{name}.in_proj", h, z.inner + self.conv_dim + z.heads, z.bias)
         self.norm = b.parameter(f"{name}.norm.weight", z.inner) if z.norm_groups else None
-        self.out_proj = b.linear(f"{name}.out_proj", z.inner, h, z.bias)
+        self.out_proj = b.linear(f"{name}.out_proj", z.inner, h, z.out_bias)
+        self.vector = Tensor((z.inner + self.conv_dim + z.heads,), b.training.precision.weights, None)
 
     def __call__(self, f: Tape, env: Env, x: Tensor) -> Tensor:
         """x [B, S, H] -> [B, S, H]."""
@@ -63,7 +65,8 @@ class Mixer2:
         dtype = x.dtype
         projected: Tensor = self.in_proj(f, x)
         if z.multipliers:
-            projected = scale(f, projected)
+            # mup_vector is a buffer in the weights' dtype: under autocast the product is fp32.
+            projected = mul(f, projected, self.vector)
         decay = scale(f, saving_output(f, cast(f, self.a_log, "fp32")))
         gate, mixed, dt = split(f, projected, (b, s, z.inner), (b, self.conv_dim, s), (b, s, z.heads))
         before = mixed.dtype
@@ -106,6 +109,7 @@ def mamba2_mixer(a: Architecture, b: Build, name: str) -> Mixer2:
             chunk=int(a.get("chunk_size", 256)),
             conv_bias=bool(a.get("use_conv_bias", True)),
             bias=bool(a.get("use_bias", False)),
+            out_bias=bool(a.get("use_bias", False)),
             norm_groups=groups,
             act=str(a.get("hidden_act") or "silu"),
         ),

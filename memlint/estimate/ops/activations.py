@@ -23,7 +23,9 @@ def activate(f: Tape, x: Tensor, name: str) -> Tensor:
     if name == "quick_gelu":
         return quick_gelu(f, x)
     if name == "relu2":
-        return square(f, saving_output(f, x))
+        x = saving_output(f, x)
+        # torch.square is pow, which is on autocast's fp32 list.
+        return square(f, cast(f, x, "fp32") if f.autocast is not None else x)
     return activation(f, x, "silu" if name in ("silu", "swish") else "gelu")
 
 

@@ -1,0 +1,105 @@
+"""Layers of qwen3_next and its kin: gated delta net and gated attention.
+
+Source: transformers 5.24 models/qwen3_next/modeling_qwen3_next.py (Qwen3NextGatedDeltaNet, Qwen3NextAttention).
+"""
+
+from __future__ import annotations
+
+from memlint.estimate.build import Build
+from memlint.estimate.engine.tape import Tape, Tensor
+from memlint.estimate.env import Env
+from memlint.estimate.families.llama import Attention, Norm, Shape, flag, rotate
+from memlint.estimate.ops.activations import activate
+from memlint.estimate.ops.basic import activation, add, cast, cat, copy, mul, saving_output, scale
+from memlint.estimate.ops.delta_rule import delta_rule
+from memlint.estimate.ops.norm import rms_norm
+from memlint.estimate.ops.ssm import causal_convolution
+from memlint.estimate.ops.views import split
+from memlint.models.architecture import Architecture
+
+
+class DeltaNet:
+    """Qwen3NextGatedDeltaNet."""
+
+    def __init__(self, a: Architecture, b: Build, name: str) -> None:
+        h = a.hidden_size
+        self.v_heads, self.k_heads = int(a.get("linear_num_value_heads")), int(a.get("linear_num_key_heads"))
+        self.k_dim, self.v_dim = int(a.get("linear_key_head_dim")), int(a.get("linear_value_head_dim"))
+        self.act = str(a.get("hidden_act") or "silu")
+        keys, values = self.k_dim * self.k_heads, self.v_dim * self.v_heads
+        self.dt_bias = b.parameter(f"{name}.dt_bias", self.v_heads)
+        self.a_log = b.parameter(f"{name}.A_log", self.v_heads)
+        self.conv = b.parameter(f"{name}.conv1d.weight", 2 * keys + values, 1, int(a.get("linear_conv_kernel_dim", 4)))
+        self.qkvz = b.linear(f"{name}.in_proj_qkvz", h, 2 * keys + 2 * values)
+        self.ba = b.linear(f"{name}.in_proj_ba", h, 2 * self.v_heads)
+        self.norm = b.parameter(f"{name}.norm.weight", self.v_dim)
+        self.out = b.linear(f"{name}.out_proj", values, h)
+
+    def __call__(self, f: Tape, env: Env, x: Tensor) -> Tensor:
+        """x [B, S, H] -> [B, S, H]."""
+        b, s, _ = x.shape
+        groups, repeat = self.k_heads, self.v_heads // self.k_heads
+        keys, values = self.k_dim * self.k_heads, self.v_dim * self.v_heads
+        projected, gates = self.qkvz(f, x), self.ba(f, x)
+        narrow, wide = (b, s, groups, self.k_dim), (b, s, groups, repeat * self.v_dim)
+        query, key, value, z = split(f, projected, narrow, narrow, wide, wide)
+        rate, step = split(f, gates, (b, s, groups, repeat), (b, s, groups, repeat))
+        if repeat > 1:
+            value, z, rate, step = copy(f, value), copy(f, z), copy(f, rate), copy(f, step)
+        query, key = copy(f, query, (b, s, keys)), copy(f, key, (b, s, keys))
+        value = value.view(b, s, values) if repeat > 1 else copy(f, value, (b, s, values))
+        mixed = cat(f, query, key, value).view(b, 2 * keys + values, s)
+        before = mixed.dtype
+        mixed = activate(f, causal_convolution(f, mixed, self.conv, None), self.act)
+        mixed = cast(f, mixed, before)
+        query, key, value = split(f, mixed, narrow, narrow, (b, s, self.v_heads, self.v_dim))
+        beta = saving_output(f, rate.view(b, s, self.v_heads))
+        decay = scale(f, saving_output(f, cast(f, self.a_log, "fp32")))
+        steps = activation(f, add(f, cast(f, step.view(b, s, self.v_heads), "fp32"), self.dt_bias))
+        g = mul(f, decay, steps)
+        core = delta_rule(f, query, key, value, g, beta)
+        core = self.gated(f, core, z.view(*core.shape))
+        result: Tensor = self.out(f, core.view(b, s, values))
+        return result
+
+    def gated(self, f: Tape, x: Tensor, gate: Tensor) -> Tensor:
+        """Qwen3NextRMSNormGated: norm, weight, then silu of the gate in fp32."""
+        dtype = x.dtype
+        x = rms_norm(f, x, self.norm)
+        x = mul(f, x, activation(f, cast(f, gate, "fp32"), "silu"))
+        return cast(f, x, dtype)
+
+
+class GatedAttention(Attention):
+    """Qwen3NextAttention: the query projection is twice as wide, its second half gates the output."""
+
+    def __init__(self, a: Architecture, b: Build, name: str, s: Shape) -> None:
+        h = a.hidden_size
+        self.heads = int(a.get("num_attention_heads"))
+        self.kv = int(a.get("num_key_value_heads", self.heads))
+        self.dim = int(a.get("head_dim") or h // self.heads)
+        self.dropout = float(a.get("attention_dropout", 0.0))
+        self.shape = s
+        bias = flag(a, s.qkv_bias)
+        self.q = b.linear(f"{name}.q_proj", h, 2 * self.heads * self.dim, bias)
+        self.k = b.linear(f"{name}.k_proj", h, self.kv * self.dim, bias)
+        self.v = b.linear(f"{name}.v_proj", h, self.kv * self.dim, bias)
+        self.o = b.linear(f"{name}.o_proj", self.heads * self.dim, h, bias)
+        self.q_norm = Norm(b, f"{name}.q_norm", self.dim, s.norm)
+        self.k_norm = Norm(b, f"{name}.k_norm", self.dim, s.norm)
+
+    def __call__(self, f: Tape, env: Env, x: Tensor, kind: str) -> Tensor:
+        """x [B, S, H] -> [B, S, H]."""
+        b, s, _ = x.shape
+        part = (b, s, self.heads, self.dim)
+        q, gate = split(f, self.q(f, x), part, part)
+        gate = copy(f, gate, (b, s, self.heads * self.dim))
+        q = self.q_norm(f, env, q).view(b, self.heads, s, self.dim)
+        k = self.k_norm(f, env, self.k(f, x).view(b, self.kv, s, self.dim))
+        v = self.v(f, x).view(b, self.kv, s, self.dim)
+        tables = env.state["rope"]
+        q, k = rotate(f, q, *tables, self.shape), rotate(f, k, *tables, self.shape)
+        out = env.attend(f, q, k, v, env.state["masks"]["full"], self.dropout, dense=True)
+        out = mul(f, out, saving_output(f, gate))
+        result: Tensor = self.o(f, out)
+        return result

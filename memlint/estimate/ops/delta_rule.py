@@ -1,0 +1,149 @@
+"""The chunked gated delta rule in PyTorch: qwen3_next, qwen3_5.
+
+Source: transformers 5.24 models/qwen3_next/modeling_qwen3_next.py (torch_chunk_gated_delta_rule), which runs where
+flash-linear-attention is not installed. Each chunk of 64 positions keeps its recurrent state [B, h, k, v] in fp32.
+"""
+
+from __future__ import annotations
+
+from math import prod
+
+from memlint.estimate.engine.pool import rounded
+from memlint.estimate.engine.tape import Node, Shape, Tape, Tensor
+from memlint.estimate.ops.basic import cast, copy, expand_copy, mul, rsqrt, saving_output, scale, shift, slice_of
+from memlint.estimate.ops.chunk_scan import copied_back, cumsum, remade
+from memlint.estimate.ops.gather import masked_fill, subtract, sum_last
+from memlint.estimate.ops.linear import matmul
+
+CHUNK = 64
+"""chunk_size of torch_chunk_gated_delta_rule."""
+
+
+def l2norm(f: Tape, x: Tensor) -> Tensor:
+    """``x * rsqrt((x * x).sum(-1, keepdim=True) + eps)``."""
+    inverse = rsqrt(f, shift(f, sum_last(f, mul(f, x, x))))
+    return mul(f, x, inverse)
+
+
+def _solve_backward(f: Tape, node: Node, grad: Tensor) -> tuple[Tensor, Tensor]:
+    # linalg_solve_triangular_backward: a solve for b; for A a product, negated, its lower triangle.
+    grad_b = f.new(node.shapes[1][0], grad.dtype)
+    shape = node.shapes[0][0]
+    product = f.new(shape, grad.dtype)
+    negative = f.new(shape, grad.dtype)
+    del product
+    lower = f.new(shape, grad.dtype)
+    del negative
+    return lower, grad_b
+
+
+def solve_triangular(f: Tape, a: Tensor, b: Tensor) -> Tensor:
+    """``torch.linalg.solve_triangular(a, b)``: saves a and its result."""
+    recorded = f.needs(a, b)
+    out = f.like(b)
+    return f.record(out, _solve_backward, (a, b), f.save(a, out)) if recorded else out
+
+
+def _arrival_backward(f: Tape, node: Node, grad: Tensor) -> tuple[Tensor]:
+    # CopySlices of the last chunk: the gradient copied whole, a chunk of it cloned and zeroed.
+    out = f.like(grad)
+    part, zeros = f.new(node.meta, grad.dtype), f.new(node.meta, grad.dtype)
+    del part, zeros
+    return (out,)
+
+
+def _loop_backward(f: Tape, node: Node, grad: Tensor) -> tuple[Tensor, ...]:
+    # From the last chunk to the first: the first step makes the five full-sized gradients, the following ones make one
+    # more at a time and add it; the states of a chunk go with its step.
+    chunks, state, part = node.meta
+    saved = list(node.saved)
+    node.saved = ()
+    shapes = [shape for shape, _ in node.shapes]
+    made: dict[int, Tensor] = {}
+    arriving = f.new(part, "fp32")
+    held = f.new(part, "fp32")
+    for index in (2, 3, 0, 1, 4):
+        made[index] = f.new(shapes[index], "fp32")
+    if saved:
+        saved.pop()
+    if chunks > 1:
+        carried = f.new(state, "fp32")
+        more = f.new(shapes[3], "fp32")
+        del carried, more
+    del arriving, held
+    saved.clear()
+    return tuple(made[index] for index in range(5))
+
+
+def chunk_loop(
+    f: Tape, values: Tensor, decayed: Tensor, inner: Tensor, query: Tensor, key: Tensor, decay: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The recurrence over chunks: -> the output [b, h, c, l, v], and what the caller's frame still holds."""
+    b, h, chunks, length, width = values.shape
+    state: Shape = (b, h, query.shape[-1], width)
+    part: Shape = (b, h, length, width)
+    recorded = f.needs(values, decayed, inner, query, key)
+    out = f.like(values)
+    if not recorded:
+        return out, f.new(part, "fp32")
+    pair = rounded(4 * prod(state)) + rounded(4 * prod(part))
+    whole = (decayed, inner, query, key)
+    if f.autocast is not None:
+        # Each product takes half copies of its operands and keeps them; the state stays in fp32 for its decay.
+        row = prod(part) // width
+        pair = rounded(4 * prod(state)) + 2 * rounded(2 * prod(state)) + 2 * rounded(2 * prod(part))
+        pair += 3 * rounded(2 * row * query.shape[-1]) + rounded(2 * row * length)
+        whole = ()  # type: ignore[assignment]
+    kept = [f.new((pair if f.hollow else pair * (chunks - 1),), "uint8"), f.new((pair,), "uint8")]
+    saved = f.save(*whole, decay, *kept)
+    transient = [f.new(part, "fp32"), f.new(state, "fp32")]
+    del transient
+    out = f.record(out, _loop_backward, (values, decayed, inner, query, key), saved, (chunks, state, part))
+    out = f.record(Tensor(out.shape, out.dtype, out.storage), _arrival_backward, (out,), (), part)
+    return out, f.new(part, "fp32")
+
+
+def delta_rule(f: Tape, query: Tensor, key: Tensor, value: Tensor, g: Tensor, beta: Tensor) -> Tensor:
+    """query and key [b, S, hk, k], value [b, S, hv, v], g and beta [b, S, hv] -> [b, S, hv, v] in query's dtype."""
+    dtype = query.dtype
+    b, s, heads, width = value.shape
+    k = query.shape[-1]
+    if query.shape[2] != heads:
+        query, key = expand_copy(f, query, (b, s, heads, k)), expand_copy(f, key, (b, s, heads, k))
+    query, key, value, beta, g = [cast(f, t, "fp32") for t in (query, key, value, beta, g)]
+    query, key, value = query.view(b, heads, s, k), key.view(b, heads, s, k), value.view(b, heads, s, width)
+    query = l2norm(f, query)
+    key = l2norm(f, key)
+    query = scale(f, query)
+    total = -(-s // CHUNK) * CHUNK
+    chunks = total // CHUNK
+    query, key, value = [remade(f, t, (b, heads, total, t.shape[-1])) for t in (query, key, value)]
+    beta, g = [remade(f, t.view(b, heads, s), (b, heads, total)) for t in (beta, g)]
+    rate = beta.view(b, heads, total, 1)
+    v_beta, k_beta = mul(f, value, rate), mul(f, key, rate)
+    query, key = query.view(b, heads, chunks, CHUNK, k), key.view(b, heads, chunks, CHUNK, k)
+    k_beta = copied_back(f, k_beta, (b, heads, chunks, CHUNK, k))
+    v_beta = copied_back(f, v_beta, (b, heads, chunks, CHUNK, width))
+    g = g.view(b, heads, chunks, CHUNK)
+    mask = f.new((CHUNK, CHUNK), "bool")
+    total_decay = cumsum(f, g)
+    pairs = subtract(f, total_decay.view(b, heads, chunks, CHUNK, 1), total_decay.view(b, heads, chunks, 1, CHUNK))
+    pairs = masked_fill(f, pairs, mask)
+    pairs = saving_output(f, pairs)
+    system = mul(f, matmul(f, k_beta, key, CHUNK), pairs)
+    inner = mul(f, matmul(f, query, key, CHUNK), pairs)
+    wide = (b, heads, chunks, CHUNK, 1)
+    decayed_beta = mul(f, k_beta, saving_output(f, total_decay).view(*wide))
+    values = solve_triangular(f, system, v_beta)
+    decayed = solve_triangular(f, system, decayed_beta)
+    query = mul(f, query, saving_output(f, total_decay).view(*wide))
+    last = slice_of(f, total_decay, (b, heads, chunks, 1))
+    key = mul(f, key, saving_output(f, subtract(f, last, total_decay)).view(*wide))
+    decay = saving_output(f, slice_of(f, total_decay, (b, heads, chunks)))
+    out, held = chunk_loop(f, values, decayed, inner, query, key, decay)
+    out = copy(f, out, (b, heads, total, width))
+    if total > s:
+        out = slice_of(f, out, (b, heads, s, width))
+    result = cast(f, out, dtype) if dtype != "fp32" else copy(f, out)
+    del held, v_beta, k_beta, decayed_beta, mask, rate, last
+    return result.view(b, s, heads, width)
