@@ -72,7 +72,9 @@ class Env:
         if not self.checkpointed(index):
             return block(f, *inputs)
 
-        state = self.state
+        # A checkpointed layer's closure holds its own arguments only, not what other kinds of layers share.
+        uses = getattr(block, "uses", None)
+        state = self.state if uses is None else {name: self.state[name] for name in uses}
         reentrant = self.checkpointing.reentrant
         runs: list[object] = []
 

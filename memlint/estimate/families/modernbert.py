@@ -62,6 +62,7 @@ class Layer:
         name, h = f"model.layers.{index}", a.hidden_size
         bias, width = bool(a.get("norm_bias", False)), int(a.get("intermediate_size"))
         self.env, self.kind = env, kind[0]
+        self.uses = (f"mask:{kind[0]}", f"rope:{kind[0]}")
         self.act = str(a.get("hidden_activation", "gelu"))
         self.dropout = float(a.get("mlp_dropout", 0.0))
         self.attn_norm = None if kind[1] else LayerNorm(b, f"{name}.attn_norm", h, bias=bias)
