@@ -28,13 +28,20 @@ def add_lora(model: Any, lora: LoraSettings) -> Any:
         raise UserError(f"PEFT cannot add this adapter: {str(error).splitlines()[0]}") from None
 
 
-def checkpoint_every(model: Any, every: int) -> None:
-    """Leave only one layer in ``every`` checkpointed."""
+def checkpoint_layers(model: Any, settings: TraceSettings) -> None:
+    """Checkpoint every n-th layer. Raises UserError for a model whose class does not offer it."""
     from transformers.modeling_layers import GradientCheckpointingLayer
 
+    options = {"use_reentrant": settings.checkpointing == "reentrant"}
+    # The older name warns where the newer one exists.
+    enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
+    try:
+        enable(options)
+    except ValueError as error:
+        raise UserError(str(error)) from None
     layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
     for index, layer in enumerate(layers):
-        if index % every:
+        if index % settings.checkpoint_every:
             layer.gradient_checkpointing = False
 
 

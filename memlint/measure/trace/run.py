@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch._subclasses import FakeTensorMode
 
-from memlint.measure.trace.adapters import add_lora, checkpoint_every, freeze, keep_fp32, train_in
+from memlint.measure.trace.adapters import add_lora, checkpoint_layers, freeze, keep_fp32, train_in
 from memlint.measure.trace.build import DTYPES, make_config, make_inputs, make_model
 from memlint.measure.trace.cuda_choices import cuda_choices
 from memlint.measure.trace.extend import choose_depths, extend, layer_kinds, shallow
@@ -121,8 +121,7 @@ def _prepare(
     base.train()
     elements = sum(p.numel() for p in base.parameters())
     if settings.checkpointing != "none":
-        base.gradient_checkpointing_enable({"use_reentrant": settings.checkpointing == "reentrant"})
-        checkpoint_every(base, settings.checkpoint_every)
+        checkpoint_layers(base, settings)
     if settings.four_bit:
         half = DTYPES[settings.autocast or (settings.weights if settings.weights != "fp32" else "bf16")]
         skip = settings.skip_quantization

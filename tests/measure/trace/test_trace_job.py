@@ -1,0 +1,140 @@
+"""`memlint trace`: a job in, the contract's estimate out, the simulation beside it."""
+
+from __future__ import annotations
+
+import json
+from argparse import ArgumentParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+from memlint.commands import trace as command
+from memlint.errors import UserError
+from memlint.estimate.result import COMPONENTS
+from tests.measure.trace.shapes import TINY
+
+pytestmark = [pytest.mark.measure, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Any:
+    def write(training: dict[str, Any] | None = None, model: dict[str, Any] | None = None, **parallelism: Any) -> str:
+        path = tmp_path / "job.yaml"
+        settings = {"sequence_length": 128, "precision": "bf16", **(training or {})}
+        document: dict[str, Any] = {"memlint": 1, "model": model or TINY, "training": settings}
+        if parallelism:
+            document["parallelism"] = parallelism
+        path.write_text(json.dumps(document))
+        return str(path)
+
+    return write
+
+
+def run(*argv: str) -> int:
+    parser = ArgumentParser()
+    command.configure(parser)
+    return command.run(parser.parse_args([*argv, "--isolated", "--offline"]))
+
+
+def test_json_is_the_estimate_with_the_comparison(job: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(job(), "--output-format", "json") == 0
+    data = json.loads(capsys.readouterr().out)
+    assert data["method"] == "traced"
+    peak = data["peak"]
+    assert sum(peak["components"].values()) == peak["allocated_bytes"]
+    assert set(peak["components"]) == set(COMPONENTS)
+    assert [p["phase"] for p in data["timeline"]] == ["forward", "loss", "backward", "clip", "optimizer"]
+    assert max(p["peak_bytes"] for p in data["timeline"]) == peak["allocated_bytes"]
+    assert peak["low_bytes"] <= peak["device_bytes"] <= peak["high_bytes"]
+    comparison = data["comparison"]
+    assert comparison["peak"]["simulated"] == pytest.approx(comparison["peak"]["traced"], rel=0.03)
+    assert [row["name"] for row in comparison["layers"]][-1].startswith("layer")
+
+
+def test_text_shows_both_methods_and_names_no_tensor_where_they_agree(
+    job: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(job({"precision": "bf16-mixed", "sequence_length": 512})) == 0
+    out = capsys.readouterr().out
+    assert "Trace beside simulation" in out
+    assert "Both keep the same tensors for backward." in out
+
+
+def test_the_first_tensor_that_differs_is_named(job: Any, capsys: pytest.CaptureFixture[str], monkeypatch: Any) -> None:
+    from memlint.measure.trace import compare, simulation
+
+    kept = simulation.simulated_kept
+
+    def without_one(*args: Any) -> Any:
+        found = kept(*args)
+        victim = next(i for i, item in enumerate(found) if item.layer == 1 and item.bytes == 128 * 160 * 2 * 8)
+        return found[:victim] + found[victim + 1 :]
+
+    monkeypatch.setattr(compare, "simulated_kept", without_one)
+    assert run(job({"micro_batch_size": 8})) == 0
+    out = capsys.readouterr().out
+    assert "First tensor that differs, layer 1:" in out
+    assert "the trace keeps 327680 bytes: [8, 128, 160] bfloat16 of " in out
+    assert "model.layers.1.mlp" in out
+
+
+def test_events_and_saved_lists(job: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    events = tmp_path / "events.tsv"
+    assert run(job(), "--events", str(events), "--saved") == 0
+    head, *lines = events.read_text().splitlines()
+    assert head.split("\t")[:4] == ["event", "phase", "sign", "bytes"]
+    signs = [line.split("\t")[2] for line in lines]
+    assert set(signs) == {"+", "-"}
+    assert "model.layers.*.mlp" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("training", "setting"),
+    [
+        ({"objective": "dpo"}, "training.objective: dpo"),
+        ({"loss": "fused"}, "training.loss: fused"),
+        ({"optimizer": "muon"}, "training.optimizer: muon"),
+        ({"attention": "flex"}, "training.attention: flex"),
+        ({"activation_checkpointing": "selective"}, "training.activation_checkpointing: selective"),
+    ],
+)
+def test_a_setting_that_no_trace_follows_is_named(job: Any, training: dict[str, Any], setting: str) -> None:
+    with pytest.raises(UserError, match="memlint trace does not follow") as caught:
+        run(job(training))
+    assert setting in str(caught.value)
+
+
+def test_sharding_other_than_fsdp2_is_refused(job: Any) -> None:
+    with pytest.raises(UserError, match="does not follow `parallelism.strategy: zero3`"):
+        run(job(None, strategy="zero3", gpus=8))
+
+
+def test_code_of_the_models_repository_is_not_run_unasked(job: Any) -> None:
+    own = {**TINY, "model_type": "our_llama", "auto_map": {"AutoConfig": "configuration_ours.OurConfig"}}
+    with pytest.raises(UserError, match="--trust-remote-code"):
+        run(job(None, own))
+
+
+def test_sharded_job_is_traced_as_one_rank(job: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    source = job({"precision": "bf16-mixed"}, strategy="fsdp", gpus=8)
+    assert run(source, "--output-format", "json") == 0
+    data = json.loads(capsys.readouterr().out)
+    assert data["peak"]["components"]["communication"] > 0
+    alone = job({"precision": "bf16-mixed"})
+    assert run(alone, "--output-format", "json") == 0
+    whole = json.loads(capsys.readouterr().out)
+    assert data["static"]["optimizer_states"] < whole["static"]["optimizer_states"] / 7
+
+
+def test_missing_extra_names_both_cures(job: Any, monkeypatch: Any) -> None:
+    import importlib.util
+
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(UserError) as caught:
+        run(job())
+    assert "pip install 'memlint-gpu[measure]'" in str(caught.value)
+    assert "additional_dependencies" in str(caught.value)
