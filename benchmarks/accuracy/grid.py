@@ -32,6 +32,7 @@ TINY: dict[str, Any] = {
 }
 _KINDS = ["sliding_attention", "full_attention", "sliding_attention", "full_attention", "sliding_attention"]
 _LOCAL: dict[str, Any] = {"head_dim": 64, "sliding_window": 256, "layer_types": _KINDS}
+_WINDOWS: dict[str, Any] = {"sliding_window": 256, "layer_types": _KINDS}
 _MOE: dict[str, Any] = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 256}
 _LLAMAS = ("llama", "qwen2", "qwen3", "granite", "cohere", "stablelm", "starcoder2", "olmo", "olmo2")
 _GPT = {"hidden_size": 512, "num_hidden_layers": 5, "num_attention_heads": 8, "vocab_size": 8192}
@@ -43,6 +44,19 @@ TYPES: dict[str, dict[str, Any]] = {
     "gemma3_text": {**TINY, **_LOCAL},
     "phi3": {**TINY, "pad_token_id": 0, "sliding_window": None},
     "smollm3": {**TINY, "pad_token_id": 0},
+    "olmo3": {**TINY, **_WINDOWS},
+    "cohere2": {**TINY, **_WINDOWS},
+    "exaone4": {**TINY, **_WINDOWS, "sliding_window_pattern": 2},
+    "glm": {**TINY, "head_dim": 64, "pad_token_id": 0},
+    "glm4": {**TINY, "head_dim": 64, "pad_token_id": 0},
+    "nemotron": TINY,
+    "seed_oss": {**TINY, "head_dim": 64},
+    "arcee": TINY,
+    "hunyuan_v1_dense": {**TINY, "head_dim": 64},
+    "ernie4_5": {**TINY, "head_dim": 64},
+    "helium": {**TINY, "head_dim": 64},
+    "bitnet": {**TINY, "pad_token_id": 0},
+    "apertus": {**TINY, "pad_token_id": 0},
     "gpt2": {"n_embd": 512, "n_layer": 5, "n_head": 8, "vocab_size": 8192},
     "gpt_neox": {**_GPT, "intermediate_size": 2048},
     "gptj": {"n_embd": 512, "n_layer": 5, "n_head": 8, "vocab_size": 8192, "rotary_dim": 32},

@@ -17,7 +17,8 @@ FAMILIES: dict[str, tuple[str, ...]] = {
     "llama": _names(
         "llama mistral ministral ministral3 qwen2 qwen3 gemma gemma2 gemma3_text vaultgemma phi3 olmo olmo2 "
         "granite smollm3 starcoder2 cohere stablelm ernie4_5 helium cwm internlm3 exaone qwen2_vl_text "
-        "qwen2_5_vl_text qwen3_vl_text mllama_text_model iquestcoder"
+        "qwen2_5_vl_text qwen3_vl_text mllama_text_model iquestcoder olmo3 cohere2 glm glm4 exaone4 nemotron seed_oss "
+        "arcee hunyuan_v1_dense bitnet apertus"
     ),
     "gpt2": _names(
         "gpt2 gpt_neo gpt_neox gptj gpt_bigcode opt bloom falcon phi mpt codegen gpt-sw3 openai-gpt biogpt xglm"
@@ -60,19 +61,8 @@ FAMILIES: dict[str, tuple[str, ...]] = {
 }
 
 NEAREST: dict[str, tuple[str, str]] = {
-    "olmo3": ("llama", "norms after the branches are counted as before them"),
     "granite_swa": ("llama", "attention sinks are left out"),
-    "cohere2": ("llama", "its one LayerNorm a block is computed as two norms"),
-    "glm": ("llama", "its fused gate and bias are computed as Llama's"),
-    "glm4": ("llama", "its second pair of norms is left out"),
-    "exaone4": ("llama", "norms of queries and keys are left out"),
-    "nemotron": ("llama", "its two-matrix squared-ReLU feed-forward is computed as a gated one"),
-    "hunyuan_v1_dense": ("llama", "norms of queries and keys are left out"),
-    "seed_oss": ("llama", "its output bias differs"),
-    "arcee": ("llama", "its two-matrix squared-ReLU feed-forward is computed as a gated one"),
-    "apertus": ("llama", "its two-matrix xIELU feed-forward is computed as a gated one"),
     "persimmon": ("llama", "its two-matrix feed-forward and biases are computed as Llama's"),
-    "bitnet": ("llama", "norms inside the branches are left out"),
     "jais2": ("llama", "its two-matrix feed-forward is computed as a gated one"),
     "hyperclovax": ("llama", "norms after the branches are left out"),
     "jetmoe": ("moe", "experts in attention are not modelled"),

@@ -1,8 +1,6 @@
 """Decoder-only models of the Llama shape: pre-norm (or post-norm) blocks, rotary positions, gated MLP.
 
-Sources: transformers 5.24
-models/{llama,mistral,qwen2,qwen3,gemma,gemma2,gemma3,phi3,olmo,olmo2,granite,smollm3,starcoder2,
-cohere,stablelm}/modeling_*.py. A model type is a row of :data:`SHAPES`.
+Sources: transformers 5.24 models/<type>/modeling_<type>.py for each type of ``SHAPES`` (families/shapes.py).
 """
 
 from __future__ import annotations
@@ -12,80 +10,15 @@ from typing import Any
 from memlint.estimate.build import Build
 from memlint.estimate.engine.tape import Tape, Tensor
 from memlint.estimate.env import Batch, Env
-from memlint.estimate.ops.basic import activation, add, cast, cat, mul, scale, slice_of
+from memlint.estimate.families.shapes import SHAPES as SHAPES
+from memlint.estimate.families.shapes import Shape as Shape
+from memlint.estimate.families.shapes import flag, shape_of
+from memlint.estimate.families.xielu import Xielu
+from memlint.estimate.ops.activations import activate
+from memlint.estimate.ops.basic import add, cast, cat, dropout, mul, scale, shift, slice_of
 from memlint.estimate.ops.norm import fused_rms_norm, layer_norm, rms_norm
 from memlint.estimate.stack import Stack
 from memlint.models.architecture import Architecture
-from memlint.records import dataclass
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Shape:
-    """What distinguishes one model type of this family from Llama."""
-
-    norm: str = "llama"
-    """llama, gemma (1 + weight, fp32), olmo2 (fp32 product), layer (nn.LayerNorm), plain (no weight), bare (LN, no
-    bias).
-    """
-    norms: str = "pre"
-    """pre, post (olmo2: after each branch only), both (gemma2: before and after), parallel (cohere: one norm, two
-    branches).
-    """
-    qkv_bias: bool | str = "attention_bias"
-    """A constant, or the config field that says so."""
-    o_bias: bool | str = "attention_bias"
-    mlp_bias: bool | str = "mlp_bias"
-    qk_norm: str | None = None
-    """head (per head_dim), full (over the whole projection), None."""
-    fused_qkv: bool = False
-    fused_gate: bool = False
-    gated: bool = True
-    embed_scale: bool = False
-    branch_scale: bool = False
-    """granite: residual + branch * multiplier."""
-    softcap: bool = False
-    """gemma2: tanh soft-capping of attention weights under eager."""
-    rope_fp32: bool = False
-    """olmo2: rotary tables stay fp32, so q and k are rotated in fp32 and cast back."""
-    rope_upcast: bool = False
-    """cohere: q and k are cast to fp32, rotated, cast back."""
-    rope_cat: bool = False
-    """phi3: rotated and passed-on parts are concatenated even when nothing is passed on."""
-    local_rope: bool = False
-    """gemma3: a second pair of rotary tables for local layers."""
-
-
-SHAPES: dict[str, Shape] = {
-    "llama": Shape(),
-    "mistral": Shape(qkv_bias=False, o_bias=False, mlp_bias=False),
-    "ministral": Shape(qkv_bias=False, o_bias=False, mlp_bias=False),
-    "qwen2": Shape(qkv_bias=True, o_bias=False, mlp_bias=False),
-    "qwen3": Shape(qk_norm="head", mlp_bias=False),
-    "gemma": Shape(norm="gemma", mlp_bias=False, embed_scale=True),
-    "gemma2": Shape(norm="gemma", norms="both", mlp_bias=False, embed_scale=True, softcap=True),
-    "gemma3_text": Shape(
-        norm="gemma", norms="both", qk_norm="head", mlp_bias=False, embed_scale=True, local_rope=True
-    ),
-    "phi3": Shape(qkv_bias=False, o_bias=False, mlp_bias=False, fused_qkv=True, fused_gate=True, rope_cat=True),
-    "olmo": Shape(norm="plain", mlp_bias=False, rope_fp32=True),
-    "olmo2": Shape(norm="olmo2", norms="post", qk_norm="full", mlp_bias=False, rope_fp32=True),
-    "granite": Shape(branch_scale=True, embed_scale=True),
-    "smollm3": Shape(),
-    "starcoder2": Shape(norm="layer", qkv_bias="use_bias", o_bias="use_bias", mlp_bias="use_bias", gated=False),
-    "cohere": Shape(norm="cohere", norms="parallel", mlp_bias=False, rope_upcast=True),
-    "stablelm": Shape(norm="layer", qkv_bias="use_qkv_bias", o_bias=False, mlp_bias=False),
-}
-"""model_type -> shape. A type missing here runs as Llama and is called approximate."""
-
-
-def shape_of(a: Architecture) -> Shape:
-    """The row of a model type; Llama's where there is none."""
-    return SHAPES.get(a.model_type, SHAPES["llama"])
-
-
-def flag(a: Architecture, setting: bool | str) -> bool:
-    """Resolve a flag that is a constant or the name of a config field."""
-    return bool(a.get(setting, False)) if isinstance(setting, str) else setting
 
 
 class Norm:
@@ -96,7 +29,7 @@ class Norm:
     def __init__(self, b: Build, name: str, width: int, style: str) -> None:
         self.style = style
         self.weight = None if style == "plain" else b.parameter(f"{name}.weight", width)
-        self.bias = b.parameter(f"{name}.bias", width) if style == "layer" else None
+        self.bias = b.parameter(f"{name}.bias", width) if style in ("layer", "layer1p") else None
 
     def __call__(self, f: Tape, env: Env, x: Tensor) -> Tensor:
         """x [..., width] -> the same shape."""
@@ -105,14 +38,40 @@ class Norm:
             return cast(f, layer_norm(f, cast(f, x, "fp32"), None, None), x.dtype)
         if self.style == "layer":
             return layer_norm(f, x, self.weight, self.bias)
+        if self.style == "layer1p":
+            return self._one_plus(f, x)
         if "rms_norm" in env.liger:
             return fused_rms_norm(f, x, self.weight)
         return rms_norm(f, x, self.weight, style=self.style)
+
+    def _one_plus(self, f: Tape, x: Tensor) -> Tensor:
+        """NemotronLayerNorm1P: ``weight + 1``, everything in autocast's dtype and the norm outside autocast."""
+        assert self.weight is not None and self.bias is not None
+        weight, bias = shift(f, self.weight), self.bias.view(*self.bias.shape)
+        outer = f.autocast
+        if outer is not None:
+            x, weight, bias = cast(f, x, outer), cast(f, weight, outer), cast(f, bias, outer)
+            f.autocast = None
+        out = layer_norm(f, x, weight, bias)
+        f.autocast = outer
+        return out
+
+
+def rotate_both(f: Tape, q: Tensor, k: Tensor, tables: tuple[Tensor, Tensor], s: Shape) -> tuple[Tensor, Tensor]:
+    """apply_rotary_pos_emb of queries and keys."""
+    cos, sin = tables
+    if s.rope_pairs:
+        # cos[..., : half].repeat_interleave(2, dim=-1)
+        cos, sin = f.like(cos), f.like(sin)
+    return rotate(f, q, cos, sin, s), rotate(f, k, cos, sin, s)
 
 
 def rotate(f: Tape, x: Tensor, cos: Tensor, sin: Tensor, s: Shape) -> Tensor:
     """apply_rotary_pos_emb of one tensor: x * cos + rotate_half(x) * sin; a partial rotary width passes the rest on."""
     width, dtype = cos.shape[-1], x.dtype
+    if s.rope_float:
+        straight = mul(f, cast(f, x, "fp32"), cos)
+        return cast(f, add(f, straight, mul(f, cast(f, _turned(f, x), "fp32"), sin)), dtype)
     if s.rope_upcast:
         x = cast(f, x, "fp32")
     if width < x.shape[-1] or s.rope_cat:
@@ -126,21 +85,25 @@ def rotate(f: Tape, x: Tensor, cos: Tensor, sin: Tensor, s: Shape) -> Tensor:
 
 def _rotate(f: Tape, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     straight = mul(f, x, cos)
-    half = (*x.shape[:-1], x.shape[-1] // 2)
-    first, second = slice_of(f, x, half), slice_of(f, x, half)
-    turned = cat(f, scale(f, second), first)
-    del first, second
+    turned = _turned(f, x)
     return add(f, straight, mul(f, turned, sin))
 
 
-def rotary_tables(f: Tape, length: int, width: int, dtype: str) -> tuple[Tensor, Tensor]:
-    """cos and sin [1, 1, S, D] in the model's dtype (LlamaRotaryEmbedding.forward computes them in fp32)."""
-    frequencies = f.new((1, length, width), "fp32")
-    cos32, sin32 = f.new((1, length, width), "fp32"), f.new((1, length, width), "fp32")
+def _turned(f: Tape, x: Tensor) -> Tensor:
+    half = (*x.shape[:-1], x.shape[-1] // 2)
+    first, second = slice_of(f, x, half), slice_of(f, x, half)
+    return cat(f, scale(f, second), first)
+
+
+def rotary_tables(f: Tape, length: int, width: int, dtype: str, rows: int = 1) -> tuple[Tensor, Tensor]:
+    """cos and sin [rows, 1, S, D] in the model's dtype (LlamaRotaryEmbedding.forward computes them in fp32)."""
+    shape = (rows, 1, length, width)
+    frequencies = f.new(shape, "fp32")
+    cos32, sin32 = f.new(shape, "fp32"), f.new(shape, "fp32")
     del frequencies
     if dtype == "fp32":
-        return cos32.view(1, 1, length, width), sin32.view(1, 1, length, width)
-    cos, sin = f.new((1, 1, length, width), dtype), f.new((1, 1, length, width), dtype)
+        return cos32, sin32
+    cos, sin = f.new(shape, dtype), f.new(shape, dtype)
     return cos, sin
 
 
@@ -168,8 +131,11 @@ class Attention:
         self.qk_norm = s.qk_norm
         if s.qk_norm is not None:
             head = s.qk_norm == "head"
-            self.q_norm = Norm(b, f"{name}.q_norm", self.dim if head else q, s.norm)
-            self.k_norm = Norm(b, f"{name}.k_norm", self.dim if head else kv, s.norm)
+            q_name, k_name = s.qk_names
+            self.q_norm = Norm(b, f"{name}.{q_name}", self.dim if head else q, s.norm)
+            self.k_norm = Norm(b, f"{name}.{k_name}", self.dim if head else kv, s.norm)
+        self.inner_norm = Norm(b, f"{name}.attn_sub_norm", q, s.norm) if s.inner_norms else None
+        self.residual_dropout = float(a.get("residual_dropout", 0.0)) if s.residual_dropout else 0.0
 
     def project(self, f: Tape, env: Env, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """x [B, S, H] -> q [B, h, S, D], k and v [B, kv, S, D]."""
@@ -184,7 +150,7 @@ class Attention:
             q, k = self.q_norm(f, env, self.q(f, x)), self.k_norm(f, env, self.k(f, x))
             v = self.v(f, x)
             return q.view(b, self.heads, s, self.dim), k.view(b, self.kv, s, self.dim), v.view(b, self.kv, s, self.dim)
-        if self.qk_norm == "head":
+        if self.qk_norm == "head" and not self.shape.norm_after_rope:
             q = self.q_norm(f, env, self.q(f, x).view(b, self.heads, s, self.dim))
             k = self.k_norm(f, env, self.k(f, x).view(b, self.kv, s, self.dim))
             return q, k, self.v(f, x).view(b, self.kv, s, self.dim)
@@ -197,14 +163,18 @@ class Attention:
         q, k, v = self.project(f, env, x)
         rope = env.state.get(f"rope:{kind}") or env.state["rope"]
         if kind != "nope":
-            cos, sin = rope
-            q, k = rotate(f, q, cos, sin, self.shape), rotate(f, k, cos, sin, self.shape)
+            q, k = rotate_both(f, q, k, rope, self.shape)
+        if self.shape.norm_after_rope:
+            q = self.q_norm(f, env, q)
+            k = self.k_norm(f, env, k)
         dense = self.shape.rope_cat or rope[0].shape[-1] < self.dim
         mask = env.state["masks"]["full" if kind == "nope" else kind]
         out = env.attend(f, q, k, v, mask, self.dropout, dense=dense, softcap=self.softcap)
         del q, k, v
+        if self.inner_norm is not None:
+            out = self.inner_norm(f, env, out)
         result: Tensor = self.o(f, out)
-        return result
+        return dropout(f, result, self.residual_dropout)
 
 
 class Mlp:
@@ -217,8 +187,11 @@ class Mlp:
         self.width = i
         self.act = str(a.get("hidden_act") or a.get("hidden_activation") or "silu")
         if not s.gated:
-            self.up = b.linear(f"{name}.c_fc", h, i, bias)
-            self.down = b.linear(f"{name}.c_proj", i, h, bias)
+            up, down = s.mlp_names
+            self.up = b.linear(f"{name}.{up}", h, i, bias)
+            self.down = b.linear(f"{name}.{down}", i, h, bias)
+            if self.act == "xielu":
+                self.xielu = Xielu(b, f"{name}.act_fn")
         elif s.fused_gate:
             self.up = b.linear(f"{name}.gate_up_proj", h, 2 * i, bias)
             self.down = b.linear(f"{name}.down_proj", i, h, bias)
@@ -226,22 +199,35 @@ class Mlp:
             self.gate = b.linear(f"{name}.gate_proj", h, i, bias)
             self.up = b.linear(f"{name}.up_proj", h, i, bias)
             self.down = b.linear(f"{name}.down_proj", i, h, bias)
+        self.inner_norm = Norm(b, f"{name}.ffn_sub_norm", i, s.norm) if s.inner_norms else None
+        self.residual_dropout = float(a.get("residual_dropout", 0.0)) if s.residual_dropout else 0.0
 
     def __call__(self, f: Tape, env: Env, x: Tensor) -> Tensor:
         """x [B, S, H] -> [B, S, H]."""
+        x = self.branch(f, env, x)
+        return dropout(f, x, self.residual_dropout)
+
+    def branch(self, f: Tape, env: Env, x: Tensor) -> Tensor:
+        """Everything but the dropout."""
         result: Tensor
         if not self.shape.gated:
-            result = self.down(f, activation(f, self.up(f, x)))
+            if self.act == "xielu":
+                result = self.down(f, self.xielu(f, self.up(f, x)))
+            else:
+                result = self.down(f, activate(f, self.up(f, x), self.act))
             return result
         if self.shape.fused_gate:
             both = self.up(f, x)
             half = (*x.shape[:-1], self.width)
             gate, up = slice_of(f, both, half), slice_of(f, both, half)
-            result = self.down(f, mul(f, up, activation(f, gate, self.act)))
+            result = self.down(f, mul(f, up, activate(f, gate, self.act)))
+        elif self.inner_norm is not None:
+            x = mul(f, activate(f, self.gate(f, x), self.act), self.up(f, x))
+            result = self.down(f, self.inner_norm(f, env, x))
         elif "swiglu" in env.liger:
             result = self.down(f, fused_swiglu(f, self.gate(f, x), self.up(f, x)))
         else:
-            result = self.down(f, mul(f, activation(f, self.gate(f, x), self.act), self.up(f, x)))
+            result = self.down(f, mul(f, activate(f, self.gate(f, x), self.act), self.up(f, x)))
         return result
 
 
@@ -269,7 +255,7 @@ class Block:
         self.env = env
         self.attention = Attention(a, b, f"{name}.self_attn", s)
         self.mlp = Mlp(a, b, f"{name}.mlp", s)
-        names = {
+        names = s.norm_names or {
             "pre": ("input_layernorm", "post_attention_layernorm"),
             "parallel": ("input_layernorm",),
             "post": ("post_attention_layernorm", "post_feedforward_layernorm"),
@@ -327,6 +313,8 @@ def layer_kinds(a: Architecture) -> list[str]:
         kinds = ["sliding"] * layers
     else:
         kinds = ["full"] * layers
+    if shape_of(a).rope_only_local and (window or a.model_type != "exaone4"):
+        kinds = ["nope" if kind == "full" else kind for kind in kinds]
     no_rope = a.get("no_rope_layers")
     if isinstance(no_rope, (list, tuple)) and len(no_rope) == layers:
         kinds = [kind if uses else "nope" for kind, uses in zip(kinds, no_rope)]
@@ -365,7 +353,7 @@ class Model:
             for kind in dict.fromkeys("full" if kind == "nope" else kind for kind in self.kinds)
         }
         dtype = "fp32" if self.shape.rope_fp32 else x.dtype
-        state["rope"] = rotary_tables(f, length, self.rotary, dtype)
+        state["rope"] = rotary_tables(f, length, self.rotary, dtype, rows if self.shape.rope_rows else 1)
         if self.shape.local_rope and len(state["masks"]) > 1:
             state["rope:sliding"] = rotary_tables(f, length, self.rotary, dtype)
         del state

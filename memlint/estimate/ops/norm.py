@@ -9,7 +9,8 @@ from memlint.estimate.ops.basic import add, cast, mean_last, mul, rsqrt, shift, 
 def rms_norm(f: Tape, x: Tensor, weight: Tensor | None, *, style: str = "llama") -> Tensor:
     """transformers' RMSNorm (models/llama/modeling_llama.py, 5.24): fp32 inside, weight applied outside.
 
-    ``style``: ``llama`` multiplies ``weight * x.to(dtype)``; ``olmo2`` multiplies in fp32 and casts the product;
+    ``style``: ``llama`` multiplies ``weight * x.to(dtype)``; ``olmo2`` multiplies in fp32 and casts the product
+    (``helium`` casts the weight too);
     ``gemma`` computes ``x * (1 + weight.float())`` in fp32 and casts back.
     """
     dtype = x.dtype
@@ -21,9 +22,9 @@ def rms_norm(f: Tape, x: Tensor, weight: Tensor | None, *, style: str = "llama")
     del x
     variance = mean_last(f, square(f, h))
     h = mul(f, h, rsqrt(f, shift(f, variance)))
-    if style == "olmo2":
+    if style in ("olmo2", "helium"):
         assert weight is not None
-        return cast(f, mul(f, weight, h), dtype)
+        return cast(f, mul(f, cast(f, weight, "fp32") if style == "helium" else weight, h), dtype)
     h = cast(f, h, dtype)
     return h if weight is None else mul(f, weight, h)
 

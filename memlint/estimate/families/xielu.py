@@ -1,0 +1,58 @@
+"""xIELU, Apertus' activation with two learned scalars, composed of elementwise operations."""
+
+from __future__ import annotations
+
+from memlint.estimate.build import Build
+from memlint.estimate.engine.tape import Node, Tape, Tensor
+from memlint.estimate.ops.activations import activate
+from memlint.estimate.ops.basic import add, mul, saving_output, scale, shift
+from memlint.estimate.ops.gather import subtract
+
+
+def _minimum_backward(f: Tape, node: Node, grad: Tensor) -> tuple[Tensor]:
+    # where(self == other, grad / 2, grad).masked_fill_(self > other, 0) (derivatives.yaml, minimum).
+    half, same = f.like(grad), f.new(grad.shape, "bool")
+    out = f.like(grad)
+    del half, same
+    above = f.new(grad.shape, "bool")
+    del above
+    return (out,)
+
+
+def _minimum(f: Tape, x: Tensor) -> Tensor:
+    """``torch.min(x, buffer)``: saves x."""
+    if not f.needs(x):
+        return f.like(x)
+    saved = f.save(x)
+    return f.record(f.like(x), _minimum_backward, (x,), saved)
+
+
+def _where_backward(f: Tape, node: Node, grad: Tensor) -> tuple[Tensor, Tensor]:
+    return f.like(grad), f.like(grad)
+
+
+def _where(f: Tape, condition: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    """``torch.where(condition, a, b)``: saves the condition."""
+    recorded = f.needs(a, b)
+    saved = f.save(condition) if recorded else ()
+    out = f.like(a)
+    return f.record(out, _where_backward, (a, b), saved) if recorded else out
+
+
+class Xielu:
+    """XIELUActivation without its CUDA extension (transformers 5.24 activations.py): two learned scalars."""
+
+    def __init__(self, b: Build, name: str) -> None:
+        self.alpha_p = b.parameter(f"{name}.alpha_p", 1)
+        self.alpha_n = b.parameter(f"{name}.alpha_n", 1)
+        b.buffer(4)
+        b.buffer(4)
+
+    def __call__(self, f: Tape, x: Tensor) -> Tensor:
+        """x -> the same shape."""
+        alpha_p = activate(f, self.alpha_p, "softplus")
+        alpha_n = shift(f, activate(f, self.alpha_n, "softplus"))
+        condition = f.new(x.shape, "bool")
+        above = add(f, mul(f, mul(f, alpha_p, x), x), scale(f, x))
+        below = add(f, mul(f, subtract(f, saving_output(f, _minimum(f, x)), x), alpha_n), scale(f, x))
+        return _where(f, condition, above, below)
