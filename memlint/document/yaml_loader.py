@@ -58,7 +58,7 @@ class BoundedLoader(_BASE):  # type: ignore[misc]  # the base class depends on h
         if kind is not ScalarNode:
             return MAP if kind is MappingNode else SEQ
         if not implicit[0]:
-            return STR
+            return STR if value or implicit[1] else NULL  # a lone `!`: libyaml makes it a text, safe_load null
         tag = _resolved.get(value)
         if tag is None:
             tag = str(super().resolve(kind, value, implicit))

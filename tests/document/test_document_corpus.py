@@ -7,6 +7,7 @@ import os
 import random
 import sys
 import time
+from functools import cache
 from pathlib import Path
 from typing import Any, Iterator
 
@@ -35,7 +36,7 @@ SLICES = range(8)
 """The files in eight parts, so that a failure names few and parallel runs share the work."""
 
 
-EDITS = 99
+EDITS = 4
 """Edits tried on each file."""
 
 
@@ -82,6 +83,11 @@ def test_values_are_those_of_the_plain_loader(part: int) -> None:
             assert repr([document.data for document in documents]) == repr(expected), path
 
 
+@cache
+def read_plain(text: str) -> Any:
+    return yaml.safe_load(text)
+
+
 @pytest.mark.parametrize("part", SLICES)
 def test_every_value_is_where_its_span_says(part: int) -> None:
     for document in documents_of(part):
@@ -92,10 +98,10 @@ def test_every_value_is_where_its_span_says(part: int) -> None:
             expected = value_at(document.data, path)
             if document.format != "toml" and key is not None and key.line == key.end_line:
                 text = lines[key.line - 1][key.column - 1 : key.end_column - 1]
-                assert yaml.safe_load(text) == path[-1], (document.path, path)
+                assert read_plain(text) == path[-1], (document.path, path)
             if document.format != "toml" and not isinstance(expected, (dict, list)) and value.line == value.end_line:
                 text = lines[value.line - 1][value.column - 1 : value.end_column - 1]
-                read = yaml.safe_load(text) if document.format == "yaml" and text[:1] != "*" else None
+                read = read_plain(text) if document.format == "yaml" and text[:1] != "*" else None
                 assert read is None or repr(read) == repr(expected), (document.path, path)
 
 
@@ -148,7 +154,7 @@ def test_edits_change_what_they_name_and_no_other_line(part: int) -> None:
             after = load_documents(text, document.path)[document.index]
             assert same(after.data, expect(document, change)), (document.path, change)
             assert text.count("\r") >= document.text.count("\r") - 1
-            emptied = change.delete and not value_at(after.data, change.path[:-1])
+            emptied = document.format != "toml" and change.delete and not value_at(after.data, change.path[:-1])
             untouched(document, change.path[:-1] if emptied else change.path, text)
     assert done > 500
     assert refused < 0.05 * done

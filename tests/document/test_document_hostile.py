@@ -15,8 +15,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from memlint.document.comments import find_pragmas
+from memlint.document.edit import apply_edits
 from memlint.document.load import load_documents
 from memlint.document.model import Document
+from memlint.errors import UserError
+from memlint.findings import KeyEdit
 
 SECONDS = 1.0
 """Processor time that one file may take."""
@@ -147,3 +150,36 @@ def test_every_json_value_is_where_its_span_says(value: object, indent: int | No
         for step in path:
             expected = expected[step]
         assert repr(json.loads("\n".join(part))) == repr(expected)
+
+
+STEPS = st.one_of(st.sampled_from(["a", "b", "c", "x", ""]), st.integers(0, 3))
+EDITS = st.builds(
+    KeyEdit,
+    path=st.lists(STEPS, max_size=4).map(tuple),
+    value=st.one_of(st.none(), st.booleans(), st.floats(), st.text(max_size=8), st.just({"k": [1, {}]}), st.just([])),
+    delete=st.booleans(),
+)
+
+
+@FUZZ
+@given(
+    st.one_of(
+        st.tuples(st.just("fuzz.yaml"), fragments(hostile.YAML_FRAGMENTS).map("a: ".__add__)),
+        st.tuples(st.just("fuzz.yaml"), fragments([*hostile.YAML_FRAGMENTS[:20], "a: 1\n", "b:\n  c: 2\n", "- x\n"])),
+        st.tuples(st.just("fuzz.json"), fragments(hostile.JSON_FRAGMENTS).map('{"a": '.__add__)),
+        st.tuples(st.just("fuzz.toml"), fragments(hostile.TOML_FRAGMENTS[-14:])),
+    ),
+    EDITS,
+)
+def test_an_edit_of_any_text_succeeds_or_is_refused(source: tuple[str, str], change: KeyEdit) -> None:
+    path, text = source
+    for document in load_documents(text, path, hjson=True):
+        try:
+            changed = apply_edits(document, [change])
+        except UserError:
+            continue
+        assert not any(
+            problem.fatal
+            for after in load_documents(changed, path, hjson=True)[document.index : document.index + 1]
+            for problem in after.problems
+        )

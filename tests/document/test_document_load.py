@@ -84,6 +84,7 @@ class TestYamlValues:
             "# nothing but a comment\n",
             "",
             "'text'",
+            "[!, ! '', ! 3, ! '3']",
         ],
     )
     def test_of_rare_syntax_equal_those_of_safe_load(self, text: str) -> None:
