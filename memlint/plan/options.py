@@ -86,6 +86,7 @@ def fused_attention(job: TrainingJob) -> tuple[Remedy, ...]:
                 source="Dao et al. 2022, arXiv:2205.14135: exact attention without the score matrix",
             ),
             rank={"free": -1},
+            needs={"transformers": "4.36"},  # release notes of 4.36: sdpa for most models
             safe=True,
         ),
     )
@@ -107,6 +108,7 @@ def fused_loss(job: TrainingJob) -> tuple[Remedy, ...]:
                 source="Hsu et al. 2024, arXiv:2410.10989 (Liger); Wijmans et al. 2024, arXiv:2411.09009 (CCE)",
             ),
             rank={"kernel": 1},
+            needs={"transformers": "4.45"},  # release notes of 4.45: Liger in the Trainer
         ),
     )
 
@@ -183,6 +185,7 @@ def optimizers(job: TrainingJob) -> tuple[Remedy, ...]:
                     source="torch 2.13 optim/adamw.py: fused against foreach, which holds a list of temporaries",
                 ),
                 rank={"free": 1},
+                needs={"torch": "2.0"},  # release notes of 2.0: fused Adam and AdamW on CUDA
                 safe=True,
             )
         )

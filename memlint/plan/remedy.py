@@ -44,6 +44,8 @@ class Remedy:
     rank: Mapping[str, int] = field(default_factory=dict)
     """Category -> price in it. Plans are compared by the sums, the dearest category first; a negative price is a gain:
     the remedy belongs into every plan in which it does not raise the peak."""
+    needs: Mapping[str, str] = field(default_factory=dict)
+    """Library -> first release that has it; a job whose own version is older does not have the remedy."""
     safe: bool = False
     """The training result is unchanged within numerics."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Mapping
 
 from memlint.plan import options, options_scale
 from memlint.plan.remedy import Remedy
@@ -21,6 +21,7 @@ DIMENSIONS = (
     "optimizer",
     "step-in-backward",
     "batch",
+    "buckets",
     "sharding",
 )
 """In the order in which an expert tries them, which is also the order of a plan's steps."""
@@ -60,9 +61,23 @@ def remedy_space(setting: Setting) -> tuple[Dimension, ...]:
         "optimizer": options.optimizers(setting.job),
         "step-in-backward": options.step_in_backward(setting.job),
         "batch": options_scale.micro_batches(setting.job, faster=setting.faster),
+        "buckets": options_scale.buckets(setting.job),
         "sharding": options_scale.sharding(setting.job, setting.gpus),
     }
-    return tuple(Dimension(name=name, remedies=made[name]) for name in DIMENSIONS if made[name])
+    versions = setting.job.versions
+    able = {name: tuple(one for one in made[name] if has_versions(one, versions)) for name in DIMENSIONS}
+    return tuple(Dimension(name=name, remedies=able[name]) for name in DIMENSIONS if able[name])
+
+
+def has_versions(remedy: Remedy, versions: Mapping[str, str]) -> bool:
+    """Whether no library that the job names is too old for a remedy; an unnamed one counts as the newest."""
+    from memlint.dialects.values import version_tuple
+
+    for library, first in remedy.needs.items():
+        own = version_tuple(versions.get(library))
+        if own and own < version_tuple(first):
+            return False
+    return True
 
 
 def all_remedies(setting: Setting) -> tuple[Remedy, ...]:

@@ -79,6 +79,8 @@ def _plan(number: int, plan: Plan, scale: int, usable: int | None, style: Style)
         how = printable(step.text) if step.text else step.remedy.words
         yield f"  {place:>2}  {size}  {how}"
         yield style("dim", f"                   {step.remedy.words}; {step.remedy.cost.sentence}")
+    if plan.estimate.host_bytes:
+        yield f"  needs {gib(plan.estimate.host_bytes)} GiB of host memory on each node"
     if plan.limits is not None:
         yield f"  reaches {_limits(plan.limits)}"
 
