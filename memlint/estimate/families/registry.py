@@ -64,6 +64,12 @@ def _encoder(job: TrainingJob, build: Build, env: Env) -> Trainable:
     return build_encoder(job, build, env)
 
 
+def _encoder_decoder(job: TrainingJob, build: Build, env: Env) -> Trainable:
+    from memlint.estimate.families.encoder_decoder import build as build_encoder_decoder
+
+    return build_encoder_decoder(job, build, env)
+
+
 def _gpt(job: TrainingJob, build: Build, env: Env) -> Trainable:
     from memlint.estimate.families.gpt import build as build_gpt
 
@@ -97,13 +103,21 @@ def _hybrid(job: TrainingJob, build: Build, env: Env) -> Trainable:
     return build_hybrid(job, build, env)
 
 
+def _vision_language(job: TrainingJob, build: Build, env: Env) -> Trainable:
+    from memlint.estimate.families.vision_language import VisionLanguageModel
+
+    return VisionLanguageModel(job, build, env)
+
+
 FAMILIES: dict[str, Callable[[TrainingJob, Build, Env], Trainable]] = {
     "llama": _decoder,
     "gpt2": _gpt,
     "encoder": _encoder,
+    "encoder-decoder": _encoder_decoder,
     "moe": _moe,
     "mla": _mla,
     "mamba": _mamba,
+    "vision-language": _vision_language,
     "hybrid": _hybrid,
 }
 """Family name of an Architecture -> builder; modules load on first use."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import prod
 
 from memlint.estimate.engine.tape import Node, Shape, Tape, Tensor
-from memlint.estimate.ops.basic import slice_of
+from memlint.estimate.ops.basic import broadcast, slice_of
 
 
 class _Parts:
@@ -87,11 +87,12 @@ def add_in_place(f: Tape, x: Tensor, other: Tensor) -> Tensor:
     return f.record(out, _sum_backward, (x, other)) if f.needs(x, other) else out
 
 
-def where(f: Tape, x: Tensor) -> Tensor:
-    """``torch.where(buffer, x, number)``: saves only the condition, which is a buffer; the gradient is a new tensor."""
+def where(f: Tape, x: Tensor, condition: Tensor | None = None) -> Tensor:
+    """``torch.where(condition, x, number)``: saves the condition (None: a buffer); the gradient is a new tensor."""
     recorded = f.needs(x)
-    out = f.like(x)
-    return f.record(out, _scale_backward, (x,)) if recorded else out
+    saved = f.save(condition) if recorded else ()
+    out = f.like(x) if condition is None else f.new(broadcast(x.shape, condition.shape), x.dtype)
+    return f.record(out, _scale_backward, (x,), saved) if recorded else out
 
 
 def masked_fill(f: Tape, x: Tensor, mask: Tensor) -> Tensor:

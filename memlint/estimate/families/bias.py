@@ -1,0 +1,67 @@
+"""Attention with a bias that may be trained: added to eager's scores, or a float mask of the memory-efficient kernel."""
+
+from __future__ import annotations
+
+from memlint.estimate.engine.tape import Node, Tape, Tensor
+from memlint.estimate.ops.attention import efficient_scratch, softmax
+from memlint.estimate.ops.basic import add, copy, dropout, scale
+from memlint.estimate.ops.linear import matmul, to_autocast
+
+
+def eager_biased(
+    f: Tape, q: Tensor, k: Tensor, v: Tensor, bias: Tensor, mask: Tensor | None, p: float
+) -> tuple[Tensor, Tensor]:
+    """T5's eager_attention_forward: q [B, h, T, D], k and v [B, h, S, D] -> [B, T, h*D], attention weights."""
+    b, heads, length, _ = q.shape
+    loose = b > 1
+    weights = scale(f, matmul(f, q, k, k.shape[2], copy_a=loose, copy_b=loose))
+    weights = add(f, weights, bias)
+    if mask is not None:
+        weights = add(f, weights, mask)
+    weights = softmax(f, weights)
+    weights = dropout(f, weights, p)
+    out = matmul(f, weights, v, v.shape[-1], copy_b=loose)
+    out = copy(f, out)
+    return out.view(b, length, heads * v.shape[-1]), weights
+
+
+def _biased_backward(f: Tape, node: Node, grad: Tensor) -> tuple[Tensor | None, ...]:
+    # _scaled_dot_product_efficient_attention_backward: gradients of q, k, v and, where it is trained, of the whole bias,
+    # which expand's backward then sums over the batch.
+    scratch = f.new((node.meta,), "uint8")
+    grads: list[Tensor | None] = [f.new(shape, dtype) for shape, dtype in node.shapes[:3]]
+    q, k = node.shapes[0][0], node.shapes[1][0]
+    grads.append(f.new((q[0], q[1], q[2], k[2]), grad.dtype) if node.edges[3] is not None else None)
+    del scratch
+    return tuple(grads)
+
+
+def biased_attention(f: Tape, q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
+    """The memory-efficient kernel with a float mask [1, h, T, S]: saves q, k, v, the mask, the output and log-sum-exp."""
+    bias = to_autocast(f, bias)
+    v = to_autocast(f, v)
+    k = to_autocast(f, k)
+    q = to_autocast(f, q)
+    b, heads, length, _ = q.shape
+    recorded = f.needs(q, k, v, bias)
+    saved = f.save(q, k, v, bias) if recorded else ()
+    out = f.new((b, length, heads, v.shape[-1]), q.dtype)
+    lse = f.new((b, heads, length), "fp32")
+    if recorded:
+        saved += f.save(out, lse)
+        f.record(out, _biased_backward, (q, k, v, bias), saved, efficient_scratch(q, k))
+    return out.view(b, length, heads * v.shape[-1])
+
+
+def _anchored_backward(f: Tape, node: Node, grad: Tensor) -> tuple[Tensor]:
+    return (grad,)
+
+
+def anchored(f: Tape, x: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+    """x, with buckets [T, T] that live as long as its history does; and the bias made again for the caller to hold."""
+    again = f.like(bias)
+    buckets = f.new(bias.shape[2:], "int64")
+    out = x.detach()
+    if f.needs(x):
+        f.record(out, _anchored_backward, (x,), (buckets,))
+    return out, again
