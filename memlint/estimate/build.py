@@ -19,7 +19,6 @@ from memlint.estimate.sharding import Sharding
 from memlint.job import Lora, TrainingJob
 from memlint.units import DTYPE_BYTES
 
-
 LORA_METHODS = ("lora", "qlora", "adalora", "dora")
 """Methods that put a low-rank branch beside linear layers."""
 
@@ -72,11 +71,22 @@ class Build:
         self.reference = False
         """The model under construction is a frozen copy that only gives reference log-probabilities."""
         self.layer_frozen = False
+        self.scope = ""
+        """What stands for ``model.`` in the names of the part under construction (``model.language_model.``)."""
+        self.idle = False
+        """The part under construction takes no part in the step: it gets neither gradients nor optimizer states."""
+        self.apart = 0
+        """So many first layers of a stack are each unlike any other: something follows them."""
         method = job.training.method
         self.adapter = method not in ("full", "freeze")
         self.lora = job.training.lora
         if self.lora is None and (method in LORA_METHODS):
             self.lora = Lora()
+
+    def _scoped(self, name: str) -> str:
+        if self.scope and name.startswith("model.") and not name.startswith(self.scope):
+            return self.scope + name[len("model.") :]
+        return name
 
     def _trainable(self, name: str, *, adapter: bool = False) -> bool:
         training = self.training
@@ -105,13 +115,24 @@ class Build:
         self, name: str, *shape: int, dtype: str | None = None, adapter: bool = False, trainable: bool | None = None
     ) -> Weight:
         """A parameter of the given shape; dtype and trainability follow from the job unless given."""
+        name = self._scoped(name)
         if trainable is None:
             trainable = self._trainable(name, adapter=adapter)
         dtype = dtype or self._dtype(name, trainable)
         grad_dtype = (self.training.precision.gradients or dtype) if trainable else dtype
         size = prod(shape) * DTYPE_BYTES[dtype]
         self.records.append(
-            Record(name, shape, dtype, trainable, grad_dtype, self.count, (size,), base=not (adapter or self.reference))
+            Record(
+                name,
+                shape,
+                dtype,
+                trainable,
+                grad_dtype,
+                self.count,
+                (size,),
+                base=not (adapter or self.reference),
+                idle=self.idle,
+            )
         )
         if trainable and self.adapter and not adapter:
             # PEFT's ModulesToSaveWrapper trains a copy and keeps the original beside it (peft 0.21 utils/other.py).
@@ -138,8 +159,10 @@ class Build:
 
     def linear(self, name: str, inputs: int, outputs: int, bias: bool = False) -> Any:
         """nn.Linear(inputs, outputs, bias), or what the job's method puts in its place."""
+        name = self._scoped(name)
         quantization = self.training.quantization
         plain = self.frozen or self.reference
+        bare = plain or any(_named(fragment, name) for fragment in self.training.freeze)
         if quantization is not None and not plain and not any(_named(s, name) for s in quantization.skip):
             weight: Weight | QuantizedWeight = self._quantized(name, outputs, inputs)
         else:
@@ -148,12 +171,12 @@ class Build:
         base = Linear(weight, offset) if isinstance(weight, Weight) else weight.module(offset)
         lora = self.lora
         kind = KINDS.get(self.training.method)
-        if kind is not None and not plain:
+        if kind is not None and not bare:
             lora = lora or Lora(targets=kind[1])
             if matches(lora.targets, name, self.job.architecture):
                 return kind[0](self, name, base, inputs, outputs, lora)
             return base
-        if lora is None or plain or not matches(lora.targets, name, self.job.architecture):
+        if lora is None or bare or not matches(lora.targets, name, self.job.architecture):
             return base
         return LoraLinear.build(self, name, base, inputs, outputs, lora)
 

@@ -24,6 +24,8 @@ class Record:
     """Bytes of each storage that makes it up (a quantised weight has its statistics beside it), not rounded."""
     base: bool = True
     """Part of the model itself rather than of an adapter."""
+    idle: bool = False
+    """Takes no part in the step (a tower without images): no gradient, so no optimizer states."""
 
     @property
     def numel(self) -> int:
@@ -60,4 +62,4 @@ class Slot:
 
 def slots_of(records: Sequence[Record]) -> list[Slot]:
     """Trainable tensors of a model."""
-    return [Slot(r.shape, r.dtype, r.grad_dtype, r.count) for r in records if r.trainable]
+    return [Slot(r.shape, r.dtype, r.grad_dtype, r.count) for r in records if r.trainable and not r.idle]

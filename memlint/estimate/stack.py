@@ -66,11 +66,14 @@ class Stack:
     ) -> None:
         self.groups: list[tuple[int, list[tuple[int, Callable[..., Tensor], Unit | None]]]] = []
         self.sharding = build.sharding
+        self.after: Callable[[Tape, Env, int, Tensor], Tensor] | None = None
+        """What the model does with the output of a layer, outside its checkpoint; for layers below ``build.apart``."""
+        self.apart = build.apart
         every = build.training.checkpointing.every
         total = len(kinds)
         trained = build.training.trainable_layers
         keys: list[Hashable] = [
-            (kind, index % every == 0, trained is None or _trains(index, total, trained))
+            (kind, index % every == 0, trained is None or _trains(index, total, trained), min(index, build.apart))
             for index, kind in enumerate(kinds)
         ]
         runs = [(i, 1, 1) for i in range(total)] if full or build.run_all_layers else groups_of(keys)
@@ -98,6 +101,8 @@ class Stack:
                 else:
                     x = self.sharding.run(f, unit, _Call(env, layer, index), x, *others)
                 held, env.left = env.left, None
+                if index < self.apart and self.after is not None:
+                    x = self.after(f, env, index, x)
             f.repeat_end(repeat, (x,) if held is None else (x, held))
         return x
 

@@ -330,7 +330,7 @@ class Model:
         rows = b.training.vocab_size or a.vocab_size
         self.embed = b.embedding("model.embed_tokens", rows, a.hidden_size)
         self.kinds = layer_kinds(a)
-        self.layers = Stack(b, self.kinds, lambda build, kind, index: Block(a, build, kind, index, env))
+        self.layers: Any = Stack(b, self.kinds, lambda build, kind, index: Block(a, build, kind, index, env))
         self.norm = Norm(b, "model.norm", a.hidden_size, s.norm)
         self.rotary = int((a.get("head_dim") or a.hidden_size // a.get("num_attention_heads")) * partial_rotary(a))
         b.buffer(self.rotary // 2 * 4)

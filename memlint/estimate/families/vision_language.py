@@ -1,0 +1,133 @@
+"""Vision-language models: an image tower, what fits its tokens to the language model, and that model over both.
+
+Image tokens stand in the sequence already (``sequence_length`` counts them); their features are copied over their
+embeddings. Without images (``training.images`` 0) the tower is there but does not run.
+
+Sources: transformers 5.24 models/<type>/modeling_<type>.py of each type in :data:`TOWERS`.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+from memlint.estimate.build import Build
+from memlint.estimate.engine.pool import INPUTS
+from memlint.estimate.engine.tape import Tape, Tensor
+from memlint.estimate.env import Batch, Env
+from memlint.estimate.errors import Unsupported
+from memlint.estimate.families.decoder import PAIRED, DecoderModel
+from memlint.estimate.ops.basic import add, copy, scale
+from memlint.estimate.ops.images import masked_rows, masked_scatter, put_rows
+from memlint.job import TrainingJob
+from memlint.models.architecture import Architecture
+from memlint.models.config import part
+from memlint.records import replace
+
+TOWERS: dict[str, tuple[str, str]] = {
+    "qwen2_vl": ("qwen_vision", "visual"),
+    "qwen2_5_vl": ("qwen_vision", "visual"),
+    "qwen3_vl": ("qwen_vision", "visual"),
+    "qwen3_vl_moe": ("qwen_vision", "visual"),
+}
+"""model_type -> module of this package with its ``Tower``, and the tower's name under ``model``."""
+
+
+def deepstack(f: Tape, env: Env, index: int, x: Tensor) -> Tensor:
+    """_deepstack_process: features from inside Qwen3-VL's tower are added to the outputs of the first layers."""
+    deep: list[Tensor] = env.state.get("deep", [])
+    if not deep:
+        return x
+    features = deep[index]
+    x = copy(f, x)
+    local = add(f, masked_rows(f, x, features.shape[0]), features)
+    return put_rows(f, x, local)
+
+
+class Body:
+    """The tower and the language model's body: ids and pixels -> last hidden states."""
+
+    def __init__(self, whole: Architecture, text: Architecture, b: Build, env: Env) -> None:
+        self.env = env
+        self.training = b.training
+        module, name = TOWERS[whole.model_type]
+        vision = part(whole, "vision_config")
+        if vision is None:
+            raise Unsupported(f"`{whole.model_type}` without a vision_config")
+        b.idle = b.training.images == 0
+        self.tower = import_module(f"memlint.estimate.families.{module}").Tower(vision, b, env, f"model.{name}")
+        b.idle = False
+        b.scope, b.apart = "model.language_model.", len(getattr(self.tower, "taps", ()))
+        self.text = _body_of(text)(text, b, env)
+        b.scope, b.apart = "", 0
+        self.text.layers.after = deepstack
+        self.embed = self.text.embed
+        self.scaled = getattr(getattr(self.text, "shape", None), "embed_scale", False)
+        self.held: list[Tensor] = []
+        """What the model's outputs go on holding until the loss is taken: last_hidden_state and tokens of the tower."""
+
+    def __call__(self, f: Tape, batch: Batch) -> Tensor:
+        """The forward of <type>Model."""
+        embeds = self.embed(f, batch.ids)
+        if self.scaled:
+            embeds = scale(f, embeds)
+        image = None
+        if batch.pixels is not None:
+            count = self.training.images * batch.rows
+            tokens, deep, held = self.tower(f, batch.pixels, count, self.training.image_pixels)
+            self.held = [tokens, *held]
+            image = copy(f, tokens)
+            embeds = masked_scatter(f, embeds, image)
+            if deep:
+                self.env.state["deep"] = [copy(f, t) for t in deep]
+                self.held += deep
+        out: Tensor = self.text.body(f, embeds, batch)
+        del image
+        return out
+
+
+def _body_of(text: Architecture) -> Any:
+    if text.family == "moe":
+        from memlint.estimate.families.moe import body_of
+
+        return body_of(text)
+    if text.family != "llama":
+        raise Unsupported(f"no memory model for a language model of type `{text.model_type}` behind images yet")
+    from memlint.estimate.families.llama import Model
+
+    return Model
+
+
+class VisionLanguageModel(DecoderModel):
+    """A tower, a language model and its head under an objective."""
+
+    def __init__(self, job: TrainingJob, build: Build, env: Env) -> None:
+        whole = job.architecture
+        assert whole is not None
+        text = part(whole, "text_config")
+        if whole.model_type not in TOWERS or text is None:
+            raise Unsupported(f"no memory model for `{whole.model_type}` yet")
+        text = replace(text, tie_word_embeddings=whole.tie_word_embeddings)
+        super().__init__(
+            replace(job, architecture=text), build, env, lambda a, b, e: Body(whole, a, b, e)
+        )
+
+    def batch(self, f: Tape) -> Batch:
+        """ids, labels, mask as a decoder has them, and pixel values in fp32."""
+        made = super().batch(f)
+        training = self.job.training
+        if training.images:
+            rows = training.micro_batch_size * (2 if self.objective in PAIRED else 1)
+            shape = self.body.tower.input_shape(rows * training.images, training.image_pixels)
+            made.pixels = f.new(shape, "fp32", INPUTS)
+        return made
+
+    def forward(self, f: Tape, batch: Batch) -> Any:
+        """Logits, last hidden states, and what the outputs hold of the tower."""
+        logits, hidden = super().forward(f, batch)
+        held, self.body.held = self.body.held, []
+        return logits, hidden, held
+
+    def loss(self, f: Tape, output: Any, batch: Batch) -> Tensor:
+        """The scalar loss."""
+        return super().loss(f, output[:2], batch)
