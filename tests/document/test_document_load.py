@@ -84,7 +84,7 @@ class TestYamlValues:
             "# nothing but a comment\n",
             "",
             "'text'",
-            "[!, ! '', ! 3, ! '3']",
+            "- !\n- ! ''\n- ! 3\n- ! '3'\n",
         ],
     )
     def test_of_rare_syntax_equal_those_of_safe_load(self, text: str) -> None:
