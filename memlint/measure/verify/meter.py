@@ -42,7 +42,6 @@ class Meter:
 
     def settle(self) -> None:
         """Return what is not needed to the device and start counting."""
-        gc.collect()
 
     def allocated(self) -> int:
         """Bytes allocated now, beyond the baseline."""
