@@ -187,7 +187,7 @@ class Block:
             self.mlp = ScaledMlp(a, b, f"{name}.{h.feed_forward}")
         else:
             bias = bool(a.get("mlp_bias", False))
-            self.mlp = GatedMlp(b, f"{name}.{h.feed_forward}", width, a.get("intermediate_size"), act, bias=bias)
+            self.mlp = GatedMlp(b, f"{name}.{h.feed_forward}", width, a.get("intermediate_size"), act, bias=bias, a=a)
 
     def mix(self, f: Tape, x: Tensor) -> Tensor:
         """The mixer's branch."""

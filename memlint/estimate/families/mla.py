@@ -168,7 +168,7 @@ class Block:
             self.mlp = Moe(a, b, f"{name}.mlp", mixture)
         else:
             bias = bool(a.get("mlp_bias", False))
-            self.mlp = GatedMlp(b, f"{name}.mlp", h, int(a.get("intermediate_size")), act, bias=bias)
+            self.mlp = GatedMlp(b, f"{name}.mlp", h, int(a.get("intermediate_size")), act, bias=bias, a=a)
         self.scaled = a.model_type == "minicpm3"
         self.norms = [Norm(b, f"{name}.{n}", h, "llama") for n in ("input_layernorm", "post_attention_layernorm")]
 

@@ -13,6 +13,7 @@ from memlint.estimate.build import Build
 from memlint.estimate.engine.tape import Tape, Tensor
 from memlint.estimate.env import Env
 from memlint.estimate.errors import Unsupported
+from memlint.estimate.families.expert_adapters import FoldedRouter, expert_targets, plain_linear
 from memlint.estimate.families.llama import Attention, Norm, Shape, layer_kinds, partial_rotary
 from memlint.estimate.families.llama import Model as LlamaModel
 from memlint.estimate.families.routers import (
@@ -163,17 +164,38 @@ def mixture_of(a: Architecture) -> Mixture:
 
 
 class GatedMlp:
-    """``down(act(gate(x)) * up(x))`` of a given width; ``fused``: one input_linear whose halves are gate and up."""
+    """``down(act(gate(x)) * up(x))`` of a given width; ``fused``: one input_linear whose halves are gate and up.
 
-    def __init__(self, b: Build, name: str, hidden: int, width: int, act: str, *, fused: bool = False, bias: bool = False) -> None:
+    ``a``: the model whose adapter targets may have been turned into parameters of its experts (expert_adapters).
+    """
+
+    def __init__(
+        self,
+        b: Build,
+        name: str,
+        hidden: int,
+        width: int,
+        act: str,
+        *,
+        fused: bool = False,
+        bias: bool = False,
+        a: Architecture | None = None,
+    ) -> None:
         self.width, self.act, self.fused = width, act, fused
         if fused:
             self.up = b.linear(f"{name}.input_linear", hidden, 2 * width, bias)
             self.down = b.linear(f"{name}.output_linear", width, hidden, bias)
             return
-        self.gate = b.linear(f"{name}.gate_proj", hidden, width, bias)
-        self.up = b.linear(f"{name}.up_proj", hidden, width, bias)
-        self.down = b.linear(f"{name}.down_proj", width, hidden, bias)
+
+        def layer(leaf: str, inputs: int, outputs: int) -> Any:
+            full = f"{name}.{leaf}"
+            if a is None:
+                return b.linear(full, inputs, outputs, bias)
+            return plain_linear(a, b, full, inputs, outputs, bias)
+
+        self.gate = layer("gate_proj", hidden, width)
+        self.up = layer("up_proj", hidden, width)
+        self.down = layer("down_proj", width, hidden)
 
     def __call__(self, f: Tape, x: Tensor) -> Tensor:
         """x [..., H] -> [..., H]."""
@@ -198,12 +220,15 @@ class Moe:
         experts = int(a.get(m.experts) or a.get("num_experts") or a.get("num_local_experts"))
         width = int(a.get(m.width) or a.get("intermediate_size"))
         self.mixture = m
-        self.router = make_router(a, b, f"{name}.{m.gate_name}", m, experts)
-        self.experts = Experts(b, f"{name}.experts", experts, h, width, act)
+        targets = expert_targets(a, b.lora, name)
+        self.router: Any = make_router(a, b, f"{name}.{m.gate_name}", m, experts)
+        if targets.router and b.lora is not None:
+            self.router.adapter = FoldedRouter(b, f"{name}.{m.gate_name}", self.router.weight, b.lora)
+        self.experts = Experts(b, f"{name}.experts", experts, h, width, act, targets=targets)
         self.shared: GatedMlp | None = None
         inner = shared_width(a, m, width)
         if m.shared in ("gated", "after", "before") and inner:
-            self.shared = GatedMlp(b, f"{name}.{m.shared_name}", h, inner, act)
+            self.shared = GatedMlp(b, f"{name}.{m.shared_name}", h, inner, act, a=a)
         self.shared_gate = b.linear(f"{name}.shared_expert_gate", h, 1) if m.shared == "gated" else None
 
     def __call__(self, f: Tape, x: Tensor) -> Tensor:
@@ -235,7 +260,7 @@ def shared_width(a: Architecture, m: Mixture, width: int) -> int:
 def make_router(a: Architecture, b: Build, name: str, m: Mixture, experts: int) -> Router:
     """The router of a mixture."""
     k, h = int(a.get("num_experts_per_tok")), a.hidden_size
-    normalise = bool(a.get(m.normalise, m.router == "grouped")) if isinstance(m.normalise, str) else m.normalise
+    normalise = bool(a.get(m.normalise, m.router == "grouped" or a.model_type == "qwen3_next")) if isinstance(m.normalise, str) else m.normalise
     if m.router == "top-first":
         return TopFirstRouter(b, name, experts, k, h)
     if m.router == "sigmoid":
@@ -278,7 +303,7 @@ class Block:
             self.mlp = Moe(a, b, f"{name}.{m.name}", m)
         else:
             bias = bool(a.get(s.mlp_bias, False)) if isinstance(s.mlp_bias, str) else s.mlp_bias
-            self.mlp = GatedMlp(b, f"{name}.mlp", h, a.get("intermediate_size"), act, bias=bias)
+            self.mlp = GatedMlp(b, f"{name}.mlp", h, a.get("intermediate_size"), act, bias=bias, a=a)
         self.beside: GatedMlp | None = None
         inner = shared_width(a, m, 0)
         if m.shared == "beside" and inner:

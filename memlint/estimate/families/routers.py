@@ -10,6 +10,7 @@ from typing import Protocol
 
 from memlint.estimate.build import Build
 from memlint.estimate.engine.tape import Node, Tape, Tensor
+from memlint.estimate.families.expert_adapters import FoldedRouter, folded_router
 from memlint.estimate.ops.attention import softmax
 from memlint.estimate.ops.basic import cast, cat, saving_output, scale, shift
 from memlint.estimate.ops.gather import divide, divide_in_place, masked_fill, normalised, sum_last, take, topk
@@ -38,11 +39,12 @@ class SoftmaxRouter:
         self, b: Build, name: str, experts: int, k: int, hidden: int, *, normalise: bool, keep_fp32: bool
     ) -> None:
         self.weight = b.parameter(f"{name}.weight", experts, hidden)
+        self.adapter: FoldedRouter | None = None
         self.k, self.normalise, self.keep_fp32 = k, normalise, keep_fp32
 
     def __call__(self, f: Tape, x: Tensor) -> Routed:
         """See :class:`Router`."""
-        logits = linear(f, x, self.weight)
+        logits = linear(f, x, folded_router(f, self))
         probabilities = softmax(f, cast(f, logits, "fp32"))
         values, ids = topk(f, probabilities, self.k)
         if self.normalise:
@@ -57,12 +59,13 @@ class TopFirstRouter:
         self, b: Build, name: str, experts: int, k: int, hidden: int, *, bias: bool = False, fp32: bool = True
     ) -> None:
         self.weight = b.parameter(f"{name}.weight", experts, hidden)
+        self.adapter: FoldedRouter | None = None
         self.bias = b.parameter(f"{name}.bias", experts) if bias else None
         self.k, self.fp32 = k, fp32
 
     def __call__(self, f: Tape, x: Tensor) -> Routed:
         """See :class:`Router`."""
-        logits = linear(f, x, self.weight, self.bias)
+        logits = linear(f, x, folded_router(f, self), self.bias)
         if self.fp32:
             logits = cast(f, logits, "fp32")
         values, ids = topk(f, logits, self.k)
@@ -76,12 +79,13 @@ class SigmoidRouter:
 
     def __init__(self, b: Build, name: str, experts: int, k: int, hidden: int) -> None:
         self.weight = b.parameter(f"{name}.weight", experts, hidden)
+        self.adapter: FoldedRouter | None = None
         b.buffer(experts * 4)
         self.k = k
 
     def __call__(self, f: Tape, x: Tensor) -> Routed:
         """See :class:`Router`."""
-        logits = linear(f, cast(f, x, self.weight.dtype), self.weight)
+        logits = linear(f, cast(f, x, self.weight.dtype), folded_router(f, self))
         scores = saving_output(f, cast(f, logits, "fp32"))
         choice = shift(f, scores)
         _, ids = topk(f, choice.detach(), self.k)
@@ -110,13 +114,14 @@ class GroupedRouter:
         fp32_weight: bool = True,
     ) -> None:
         self.weight = b.parameter(f"{name}.weight", experts, hidden, dtype="fp32" if fp32_weight else None)
+        self.adapter: FoldedRouter | None = None
         b.buffer(experts * 4)
         self.experts, self.k, self.groups, self.normalise = experts, k, groups, normalise
         self.kept_groups = kept_groups
 
     def __call__(self, f: Tape, x: Tensor) -> Routed:
         """See :class:`Router`."""
-        logits = linear(f, cast(f, x, "fp32"), cast(f, self.weight, "fp32"))
+        logits = linear(f, cast(f, x, "fp32"), cast(f, folded_router(f, self), "fp32"))
         scores = saving_output(f, logits)
         # The choice of experts gives ids only: its graph dies with its values, so nothing of it is saved.
         tokens, groups = x.shape[0], self.groups
@@ -147,11 +152,12 @@ class GroupedSoftmaxRouter:
 
     def __init__(self, b: Build, name: str, experts: int, k: int, hidden: int, *, limited: bool) -> None:
         self.weight = b.parameter(f"{name}.weight", experts, hidden, dtype="fp32")
+        self.adapter: FoldedRouter | None = None
         self.k, self.limited = k, limited
 
     def __call__(self, f: Tape, x: Tensor) -> Routed:
         """See :class:`Router`."""
-        logits = linear(f, cast(f, x, "fp32"), cast(f, self.weight, "fp32"))
+        logits = linear(f, cast(f, x, "fp32"), cast(f, folded_router(f, self), "fp32"))
         scores = softmax(f, logits, "fp32")
         if self.limited:
             scores = masked_fill(f, scores, f.new(scores.shape, "bool"))
@@ -164,13 +170,14 @@ class ErnieRouter:
 
     def __init__(self, b: Build, name: str, experts: int, k: int, hidden: int) -> None:
         self.weight = b.parameter(f"{name}.weight", experts, hidden, dtype="fp32")
+        self.adapter: FoldedRouter | None = None
         b.parameter(f"{name}.moe_statics.e_score_correction_bias", 1, experts, dtype="fp32", trainable=False)
         self.k = k
 
     def __call__(self, f: Tape, x: Tensor) -> Routed:
         """See :class:`Router`."""
         outer, f.autocast = f.autocast, None
-        logits = linear(f, cast(f, x, "fp32"), cast(f, self.weight, "fp32"))
+        logits = linear(f, cast(f, x, "fp32"), cast(f, folded_router(f, self), "fp32"))
         probabilities = softmax(f, logits)
         _, ids = topk(f, f.like(probabilities), self.k)
         weights = take(f, probabilities, ids)

@@ -86,15 +86,17 @@ def chunk_loop(
     out = f.like(values)
     if not recorded:
         return out, f.new(part, "fp32")
-    pair = rounded(4 * prod(state)) + rounded(4 * prod(part))
-    whole = (decayed, inner, query, key)
+    final = pair = rounded(4 * prod(state)) + rounded(4 * prod(part))
+    whole: tuple[Tensor, ...] = (decayed, inner, query, key)
     if f.autocast is not None:
-        # Each product takes half copies of its operands and keeps them; the state stays in fp32 for its decay.
-        row = prod(part) // width
-        pair = rounded(4 * prod(state)) + 2 * rounded(2 * prod(state)) + 2 * rounded(2 * prod(part))
-        pair += 3 * rounded(2 * row * query.shape[-1]) + rounded(2 * row * length)
-        whole = ()  # type: ignore[assignment]
-    kept = [f.new((pair if f.hollow else pair * (chunks - 1),), "uint8"), f.new((pair,), "uint8")]
+        # Each product takes half copies of its operands and keeps them; the state stays in fp32 for its decay. The first
+        # state needs no gradient, and the last update of the state is never used.
+        rows = prod(part) // width
+        wide, half = rounded(2 * rows * query.shape[-1]), rounded(2 * prod(part))
+        pair = rounded(4 * prod(state)) + 2 * rounded(2 * prod(state)) + 2 * half + 3 * wide + rounded(2 * rows * length)
+        final = pair - rounded(4 * prod(state)) - half - wide
+        whole = ()
+    kept = [f.new((pair if f.hollow else pair * (chunks - 1),), "uint8"), f.new((final,), "uint8")]
     saved = f.save(*whole, decay, *kept)
     transient = [f.new(part, "fp32"), f.new(state, "fp32")]
     del transient

@@ -10,7 +10,8 @@ from typing import Callable
 
 from memlint.estimate.build import Build
 from memlint.estimate.engine.pool import GRADIENTS
-from memlint.estimate.engine.tape import Node, Tape, Tensor
+from memlint.estimate.engine.tape import Leaf, Node, Tape, Tensor
+from memlint.estimate.families.expert_adapters import ExpertTargets, Folded
 from memlint.estimate.ops.activations import activate
 from memlint.estimate.ops.basic import cast, mul
 from memlint.estimate.ops.gather import index_rows, sum_groups
@@ -20,7 +21,8 @@ from memlint.estimate.ops.views import split
 
 def _grouped_backward(f: Tape, node: Node, grad: Tensor) -> tuple[Tensor | None, Tensor | None]:
     # _grouped_mm: the weight's gradient (one tensor for all experts) is made before the input's.
-    grad_weight = f.new(node.shapes[1][0], grad.dtype, GRADIENTS) if node.edges[1] is not None else None
+    component = GRADIENTS if isinstance(node.edges[1], Leaf) else None
+    grad_weight = f.new(node.shapes[1][0], grad.dtype, component) if node.edges[1] is not None else None
     grad_x = f.new(node.shapes[0][0], grad.dtype) if node.edges[0] is not None else None
     return grad_x, grad_weight
 
@@ -46,8 +48,9 @@ class Experts:
     """``experts.gate_up_proj`` [E, 2I, H] and ``experts.down_proj`` [E, H, I], parameters rather than linear modules.
 
     ``gate``: the type's own gating in place of ``act(gate) * up``. ``transposed``: weights are stored [E, in, out].
-    ``gated`` False: ``up_proj`` [E, I, H] alone. Neither PEFT's module targets nor bitsandbytes see these parameters
+    ``gated`` False: ``up_proj`` [E, I, H] alone. bitsandbytes does not see these parameters
     (quantizers/quantizer_bnb_4bit.py: param_needs_quantization takes Linear4bit modules only), so they stay as loaded.
+    ``targets``: which of them have an adapter.
     """
 
     def __init__(
@@ -63,6 +66,7 @@ class Experts:
         bias: bool = False,
         transposed: bool = False,
         gated: bool = True,
+        targets: ExpertTargets = ExpertTargets(),
     ) -> None:
         self.experts, self.hidden, self.width, self.act = experts, hidden, width, act
         self.gate, self.gated = gate, gated
@@ -76,11 +80,21 @@ class Experts:
         self.down = b.parameter(f"{name}.down_proj", experts, *((width, hidden) if transposed else (hidden, width)))
         if bias:
             self.down_bias = b.parameter(f"{name}.down_proj_bias", experts, hidden)
+        self.up_fold: Folded | None = None
+        self.down_fold: Folded | None = None
+        if b.lora is not None and targets.gate_up:
+            self.up_fold = Folded(
+                b, f"{name}.{first}", self.up, experts, rows, hidden, b.lora, targets.gate_up
+            )
+        if b.lora is not None and targets.down:
+            self.down_fold = Folded(b, f"{name}.down_proj", self.down, experts, hidden, width, b.lora, targets.down)
 
     def __call__(self, f: Tape, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
         """x [T, H], ids and weights [T, k] -> [T, H]."""
         tokens, k = ids.shape
         pairs = (tokens * k,)
+        down_factors = self.down_fold.factors(f) if self.down_fold is not None else None
+        up_factors = self.up_fold.factors(f) if self.up_fold is not None else None
         sorted_ids, order = f.new(pairs, "int64"), f.new(pairs, "int64")
         chosen = index_rows(f, x, f.new(pairs, "int64"))
         chosen_weights = index_rows(f, weights.view(*pairs), order)
@@ -88,17 +102,20 @@ class Experts:
         counts = f.new((self.experts,), "int32")
         offsets = f.new((self.experts,), "int32")
         bias = index_rows(f, self.up_bias, sorted_ids) if self.up_bias is not None else None
-        out = self._biased(f, grouped_mm(f, chosen, self.up, offsets, self.up_columns), bias)
+        up: Tensor = self.up if self.up_fold is None or up_factors is None else self.up_fold.fold(f, up_factors)
+        out = self._biased(f, grouped_mm(f, chosen, up, offsets, self.up_columns), bias)
         out = self._act(f, out)
         bias = index_rows(f, self.down_bias, sorted_ids) if self.down_bias is not None else None
-        out = self._biased(f, grouped_mm(f, out, self.down, offsets, self.hidden), bias)
+        fold = self.down_fold
+        down: Tensor = self.down if fold is None or down_factors is None else fold.fold(f, down_factors)
+        out = self._biased(f, grouped_mm(f, out, down, offsets, self.hidden), bias)
         weighted = mul(f, out, chosen_weights.view(*pairs, 1))
         back = f.new(pairs, "int64")
         numbers = f.new(pairs, "int64")
         del numbers
         weighted = index_rows(f, weighted, back)
         final = sum_groups(f, weighted, k)
-        del sorted_ids, histogram_input, counts
+        del sorted_ids, histogram_input, counts, up, down
         return cast(f, final, x.dtype)
 
     @property
