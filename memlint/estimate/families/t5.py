@@ -162,7 +162,8 @@ class StackOfBlocks:
     def __init__(self, a: Architecture, b: Build, env: Env, root: str, layers: int) -> None:
         self.env, self.root = env, root
         self.dropout = float(a.get("dropout_rate", 0.0))
-        kinds = ["first"] + ["rest"] * (layers - 1)
+        # The last block, whose backward makes the first gradients of what all share, is not like those before it.
+        kinds = ["first", *["rest"] * (layers - 2), "last"][:layers]
         self.blocks: list[Block] = []
 
         def make(build: Build, kind: str, index: int) -> Block:
@@ -253,9 +254,8 @@ class Model:
             padded = f.new((rows, 1, target, batch.length), "bool" if env.attention == "sdpa" else embeds.dtype)
         out = self.decoder(f, embeds, mask, hidden, padded)
         del embeds, mask, padded
-        if self.scaled:
-            out = scale(f, out)
+        scaled = scale(f, out) if self.scaled else out
         f.component = LOGITS
-        logits: Tensor = self.head(f, out)
+        logits: Tensor = self.head(f, scaled)
         f.component = TEMPORARIES
-        return logits, (hidden, out, decoder_ids)
+        return logits, (hidden, out, scaled, decoder_ids)
