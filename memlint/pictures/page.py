@@ -22,7 +22,7 @@ h1{font-size:1.35rem;margin:.2em 0}h2{font-size:1.05rem;margin:2em 0 .2em;overfl
 h3{font-size:.9rem;margin:1.2em 0 .3em;color:var(--quiet);font-weight:600}
 p{margin:.3em 0}.quiet{color:var(--quiet);font-size:.9rem}
 section{border-top:1px solid var(--line)}
-svg{width:100%;height:auto;display:block}
+svg{width:100%;max-width:680px;height:auto;display:block}
 svg text{fill:var(--ink);font:13px system-ui,sans-serif}svg .small{font-size:12px;fill:var(--quiet)}
 svg .name{font-weight:600}svg .cell{fill:var(--ink)}
 svg .fits{fill:var(--ok)}svg .tight{fill:var(--tight)}svg .oom{fill:var(--bad)}

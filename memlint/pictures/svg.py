@@ -22,7 +22,7 @@ COLOURS: Mapping[str, str] = {
 }
 """One colour a component, apart in hue and lightness; the bars also carry a text for each part."""
 
-WIDTH = 720
+WIDTH = 480
 LABEL = 76
 """Room that the figure behind a bar takes."""
 
@@ -65,7 +65,7 @@ def bars(pictures: Sequence[Picture]) -> str:
     rows: list[str] = []
     y = 8.0
     for picture in pictures:
-        rows.append(text(0, y + 12, _short(picture.name, 84), css="name"))
+        rows.append(text(0, y + 12, _short(picture.name, 64), css="name"))
         x = 0.0
         for name, size in parts_of(picture):
             title = f"{name.replace('_', ' ')}: {gib(size)} GiB"
@@ -78,7 +78,7 @@ def bars(pictures: Sequence[Picture]) -> str:
         if picture.usable is not None:
             line = picture.usable * scale
             rows.append(f'<line x1="{line:.1f}" x2="{line:.1f}" y1="{y + 14:.1f}" y2="{y + 44:.1f}" class="usable"/>')
-            anchor = "end" if line > WIDTH - 160 else "start"
+            anchor = "end" if line > WIDTH - 130 else "start"
             shift = -4 if anchor == "end" else 4
             rows.append(
                 text(line + shift, y + 54, f"{picture.target}: {gib(picture.usable)}", anchor=anchor, css="small")
