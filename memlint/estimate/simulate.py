@@ -21,7 +21,8 @@ from memlint.estimate.env import Env
 from memlint.estimate.families import registry
 from memlint.estimate.optimizer import clip_temporary_bytes, state_bytes, step_temporary_bytes
 from memlint.estimate.overhead import device_interval
-from memlint.estimate.records import slots_of
+from memlint.estimate.parallel import one_gpu
+from memlint.estimate.records import Record, slots_of
 from memlint.estimate.result import COMPONENTS, Estimate, PhasePeak
 from memlint.hardware.target import Target
 from memlint.job import TrainingJob
@@ -163,6 +164,8 @@ def simulate(job: TrainingJob, target: Target | None = None) -> Estimate:
     """
     capability = target.compute_capability if target is not None else None
     world = world_size(job, target)
+    whole = job
+    job, notes = one_gpu(job)
     step = run_step(job, capability, world=world)
     peak = max(step.timeline, key=lambda p: p.peak_bytes)
     lowest = peak.peak_bytes
@@ -170,14 +173,18 @@ def simulate(job: TrainingJob, target: Target | None = None) -> Estimate:
         other = run_step(job, capability, world=world, one_kernel_silu=True)
         lowest = max(p.peak_bytes for p in other.timeline)
     records = step.build.records
+    if job is not whole:
+        # The counts are those of the whole model, whatever part of it this GPU holds.
+        records = parameter_records(whole)
     settled = sum(step.static.values())
+    in_flight = (job.parallelism.pipeline - 1) * step.forward_end_bytes
     interval = device_interval(
         job,
         target,
-        world=world,
+        world=world * job.parallelism.tensor * job.parallelism.pipeline,
         allocated=peak.peak_bytes,
         allocated_low=lowest,
-        allocated_high=peak.peak_bytes,
+        allocated_high=peak.peak_bytes + in_flight,
         churn=max(0, peak.peak_bytes - settled),
     )
     return Estimate(
@@ -196,7 +203,7 @@ def simulate(job: TrainingJob, target: Target | None = None) -> Estimate:
         timeline=tuple(step.timeline),
         overheads=interval.overheads,
         host_bytes=step.host_bytes * (target.gpus // target.nodes if target is not None and world > 1 else 1),
-        assumptions=tuple(job.assumptions),
+        assumptions=(*job.assumptions, *notes),
     )
 
 
@@ -209,13 +216,18 @@ def world_size(job: TrainingJob, target: Target | None) -> int:
     return max(1, gpus // (parallelism.tensor * parallelism.pipeline * parallelism.context))
 
 
+def parameter_records(job: TrainingJob) -> list[Record]:
+    """Every parameter of a job's model, undivided."""
+    build = Build(job)
+    registry.build_model(job, build, Env.of(job, None))
+    return build.records
+
+
 def count_parameters(architecture: Architecture) -> int:
     """Elements of a model as transformers builds it, tied weights once.
 
     Raises:
         Unsupported: there is no model of this architecture.
     """
-    job = TrainingJob(model=architecture.id or "", architecture=architecture)
-    build = Build(job)
-    registry.build_model(job, build, Env.of(job, None))
-    return sum(r.count * r.numel for r in build.records)
+    records = parameter_records(TrainingJob(model=architecture.id or "", architecture=architecture))
+    return sum(r.count * r.numel for r in records)
