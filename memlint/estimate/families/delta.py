@@ -8,7 +8,8 @@ from __future__ import annotations
 from memlint.estimate.build import Build
 from memlint.estimate.engine.tape import Tape, Tensor
 from memlint.estimate.env import Env
-from memlint.estimate.families.llama import Attention, Norm, Shape, flag, rotate
+from memlint.estimate.families.llama import Attention, Norm, rotate_both
+from memlint.estimate.families.shapes import Shape, flag
 from memlint.estimate.ops.activations import activate
 from memlint.estimate.ops.basic import activation, add, cast, cat, copy, mul, saving_output, scale
 from memlint.estimate.ops.delta_rule import delta_rule
@@ -98,7 +99,7 @@ class GatedAttention(Attention):
         k = self.k_norm(f, env, self.k(f, x).view(b, self.kv, s, self.dim))
         v = self.v(f, x).view(b, self.kv, s, self.dim)
         tables = env.state["rope"]
-        q, k = rotate(f, q, *tables, self.shape), rotate(f, k, *tables, self.shape)
+        q, k = rotate_both(f, q, k, tables, self.shape)
         out = env.attend(f, q, k, v, env.state["masks"]["full"], self.dropout, dense=True)
         out = mul(f, out, saving_output(f, gate))
         result: Tensor = self.o(f, out)

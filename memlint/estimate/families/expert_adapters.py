@@ -1,11 +1,12 @@
 """LoRA on fused expert weights and routers, as PEFT does it with transformers 5.
 
-Source: peft 0.21 utils/transformers_weight_conversion.py (_convert_peft_config_moe: the names of the checkpoint's linear
-layers, and ``all-linear``, are turned into parameters of the fused experts and of the router) and tuners/lora/layer.py
-(ParamWrapper: the weight is folded, ``W + scaling * B A``, as a new tensor of W's size in every forward).
+Source: peft 0.21 utils/transformers_weight_conversion.py (_convert_peft_config_moe: the names of the checkpoint's
+linear layers, and ``all-linear``, are turned into parameters of the fused experts and of the router) and
+tuners/lora/layer.py (ParamWrapper: the weight is folded, ``W + scaling * B A``, as a new tensor of W's size in every
+forward).
 
-So an adapter on experts costs a second copy of all expert weights, kept for backward, and a whole gradient of it: as much
-memory as training them. PEFT refuses dropout there.
+So an adapter on experts costs a second copy of all expert weights, kept for backward, and a whole gradient of it: as
+much memory as training them. PEFT refuses dropout there.
 """
 
 from __future__ import annotations
@@ -23,11 +24,14 @@ from memlint.records import dataclass
 
 MIXTRAL = frozenset(("mixtral", "minimax", "minimax_m2"))
 """Types whose checkpoints call the experts' matrices w1, w3 and w2."""
-QWEN = frozenset(
-    "afmoe deepseek_v2 deepseek_v3 deepseek_v32 dots1 ernie4_5_moe glm4_moe glm4_moe_lite glm_moe_dsa longcat_flash"
-    " solar_open mellum qwen3_moe qwen3_next hunyuan_v1_moe flex_olmo olmoe exaone_moe cohere2_moe".split()
-)
-"""Types converted as qwen2_moe's pattern, gate_proj, up_proj and down_proj (qwen2_moe itself is not in PEFT's table)."""
+QWEN = frozenset((
+    "afmoe", "cohere2_moe", "deepseek_v2", "deepseek_v3", "deepseek_v32", "dots1", "ernie4_5_moe", "exaone_moe",
+    "flex_olmo", "glm4_moe", "glm4_moe_lite", "glm_moe_dsa", "hunyuan_v1_moe", "longcat_flash", "mellum", "olmoe",
+    "qwen3_moe", "qwen3_next", "solar_open",
+))  # fmt: skip
+"""Types converted as qwen2_moe's pattern, gate_proj, up_proj and down_proj (qwen2_moe itself is not in PEFT's
+table).
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

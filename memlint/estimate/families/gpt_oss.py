@@ -6,13 +6,11 @@ Source: transformers 5.24 models/gpt_oss/modeling_gpt_oss.py. The type has no sc
 
 from __future__ import annotations
 
-from typing import Any
-
 from memlint.estimate.build import Build
 from memlint.estimate.engine.tape import Tape, Tensor
 from memlint.estimate.env import Env
+from memlint.estimate.families.body import Body
 from memlint.estimate.families.llama import Attention, Norm, Shape, layer_kinds
-from memlint.estimate.families.llama import Model as LlamaModel
 from memlint.estimate.families.routers import TopFirstRouter
 from memlint.estimate.ops.attention import repeat_kv, sdpa, softmax
 from memlint.estimate.ops.basic import add, cast, cat, copy, mul, saving_output, scale, shift, slice_of
@@ -120,19 +118,15 @@ class Block:
         return x.view(b, s, h)
 
 
-class Model(LlamaModel):
+class Model(Body):
     """Embedding, blocks and final norm: ids [B, S] -> hidden states [B, S, H]."""
 
     def __init__(self, a: Architecture, b: Build, env: Env) -> None:
-        self.a, self.env = a, env
-        self.shape = SHAPE
         if env.attention == "sdpa":
             env.attention = "eager"
-        rows = b.training.vocab_size or a.vocab_size
-        self.embed = b.embedding("model.embed_tokens", rows, a.hidden_size)
+        super().__init__(a, b, env, SHAPE)
         self.kinds = layer_kinds(a)
-        self.layers: Any = Stack(b, self.kinds, lambda build, kind, index: Block(a, build, kind, index, env))
-        self.norm = Norm(b, "model.norm", a.hidden_size, SHAPE.norm)
-        self.rotary = int(a.get("head_dim") or a.hidden_size // a.get("num_attention_heads")) // 2
-        b.buffer(self.rotary * 4)
-        b.buffer(self.rotary * 4)
+        self.layers = Stack(b, self.kinds, lambda build, kind, index: Block(a, build, kind, index, env))
+        self.finish(b, int(a.get("head_dim") or a.hidden_size // a.get("num_attention_heads")))
+        # cos and sin are as wide as half a head (emb = freqs).
+        self.rotary //= 2

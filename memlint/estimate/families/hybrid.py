@@ -1,7 +1,8 @@
 """Hybrids of state-space or linear-attention layers and full attention.
 
-Source: transformers 5.24 models/{bamba,granitemoehybrid,falcon_h1,jamba,nemotron_h,qwen3_next}/modeling_*.py. Without the
-packages mamba-ssm, causal-conv1d and flash-linear-attention their layers run in PyTorch; that is what is computed here.
+Source: transformers 5.24 models/{bamba,granitemoehybrid,falcon_h1,jamba,nemotron_h,qwen3_next}/modeling_*.py. Without
+the packages mamba-ssm, causal-conv1d and flash-linear-attention their layers run in PyTorch; that is what is computed
+here.
 """
 
 from __future__ import annotations
@@ -21,8 +22,9 @@ from memlint.estimate.families.hybrid_parts import (
     jamba_mixer,
     nemotron_mixer,
 )
-from memlint.estimate.families.llama import Attention, Norm, Shape, partial_rotary, rotary_tables, rotate
-from memlint.estimate.families.moe import GatedMlp, Mixture, Moe, _qwen_sparse
+from memlint.estimate.families.llama import Attention, Norm, Shape, partial_rotary, rotary_tables, rotate_both
+from memlint.estimate.families.mixtures import Mixture, qwen_sparse
+from memlint.estimate.families.moe import GatedMlp, Moe
 from memlint.estimate.ops.basic import add, cast, scale
 from memlint.estimate.stack import Stack
 from memlint.job import TrainingJob
@@ -70,11 +72,15 @@ TYPES: dict[str, Hybrid] = {
 """model_type -> hybrid."""
 
 GRANITE = Mixture(
-    router="top-first", experts="num_local_experts", width="intermediate_size", name="block_sparse_moe", gate_name="router"
+    router="top-first",
+    experts="num_local_experts",
+    width="intermediate_size",
+    name="block_sparse_moe",
+    gate_name="router",
 )
 JAMBA = Mixture(router="softmax", normalise=False, experts="num_experts", width="intermediate_size", gate_name="router")
 QWEN = Mixture(
-    shared="gated", shared_width="shared_expert_intermediate_size", shared_name="shared_expert", sparse=_qwen_sparse
+    shared="gated", shared_width="shared_expert_intermediate_size", shared_name="shared_expert", sparse=qwen_sparse
 )
 
 
@@ -106,7 +112,7 @@ def _sparse(a: Architecture, index: int) -> bool:
         period, offset = int(a.get("expert_layer_period", 2)), int(a.get("expert_layer_offset", 1))
         return int(a.get("num_experts", 16)) > 1 and index % period == offset
     if a.model_type == "qwen3_next":
-        return _qwen_sparse(a, index)
+        return qwen_sparse(a, index)
     return bool(a.get("num_local_experts", 0)) if a.model_type == "granitemoehybrid" else False
 
 
@@ -126,7 +132,7 @@ class HybridAttention(Attention):
         dense = False
         if self.rope:
             tables = env.state["rope"]
-            q, k = rotate(f, q, *tables, self.shape), rotate(f, k, *tables, self.shape)
+            q, k = rotate_both(f, q, k, tables, self.shape)
             dense = self.shape.rope_cat or tables[0].shape[-1] < self.dim
         out = env.attend(f, q, k, v, env.state["masks"]["full"], self.dropout, dense=dense)
         result: Tensor = self.o(f, out)
@@ -237,9 +243,7 @@ class Model:
         rows = b.training.vocab_size or a.vocab_size
         self.rope = h.rope and (a.model_type != "granitemoehybrid" or a.get("position_embedding_type") == "rope")
         self.embed = b.embedding(f"model.{h.embed}", rows, a.hidden_size)
-        self.layers = Stack(
-            b, layer_kinds(a), lambda build, kind, index: Block(a, build, kind, index, env, self.rope)
-        )
+        self.layers = Stack(b, layer_kinds(a), lambda build, kind, index: Block(a, build, kind, index, env, self.rope))
         self.norm = Norm(b, f"model.{h.final_norm}", a.hidden_size, h.shape.norm)
         self.rotary = int((a.get("head_dim") or a.hidden_size // a.get("num_attention_heads")) * partial_rotary(a))
         if self.rope:

@@ -18,7 +18,9 @@ def _sizes(a: Architecture, inner: int, *, norm_groups: int, multipliers: bool =
     return Sizes(
         inner=inner,
         heads=int(a.get("mamba_n_heads")),
-        head_dim=int(a.get("mamba_d_head")) if a.get("mamba_d_head") != "auto" else inner // int(a.get("mamba_n_heads")),
+        head_dim=int(a.get("mamba_d_head"))
+        if a.get("mamba_d_head") != "auto"
+        else inner // int(a.get("mamba_n_heads")),
         groups=int(a.get("mamba_n_groups", 1)),
         state=int(a.get("mamba_d_state", 256)),
         kernel=int(a.get("mamba_d_conv", 4)),
@@ -131,7 +133,9 @@ class NemotronMoe:
         bias = bool(a.get("mlp_bias", False))
         act = str(a.get("mlp_hidden_act") or "relu2")
         inner = int(latent) if latent is not None else h
-        self.experts = Experts(b, f"{name}.experts", count, inner, int(a.get("moe_intermediate_size")), act, gated=False)
+        self.experts = Experts(
+            b, f"{name}.experts", count, inner, int(a.get("moe_intermediate_size")), act, gated=False
+        )
         self.router = GroupedRouter(
             b,
             f"{name}.gate",

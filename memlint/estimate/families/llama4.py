@@ -1,7 +1,7 @@
 """llama4_text: every expert computes every token, weighted by its router score (zero where it was not chosen).
 
-Source: transformers 5.24 models/llama4/modeling_llama4.py. Activations of a sparse layer therefore grow with tokens times
-all experts, not with top-k. Rotary positions are complex products in fp32; some layers have none.
+Source: transformers 5.24 models/llama4/modeling_llama4.py. Activations of a sparse layer therefore grow with tokens
+times all experts, not with top-k. Rotary positions are complex products in fp32; some layers have none.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from typing import Any
 from memlint.estimate.build import Build
 from memlint.estimate.engine.pool import GRADIENTS
 from memlint.estimate.engine.tape import Node, Tape, Tensor
-from memlint.estimate.env import Batch, Env
+from memlint.estimate.env import Env
+from memlint.estimate.families.body import Body
 from memlint.estimate.families.llama import Attention, Norm, Shape
-from memlint.estimate.families.llama import Model as LlamaModel
 from memlint.estimate.families.moe import GatedMlp
-from memlint.estimate.ops.attention import eager_attention
 from memlint.estimate.ops.activations import activate
+from memlint.estimate.ops.attention import eager_attention
 from memlint.estimate.ops.basic import add, cast, copy, expand_copy, mul, saving_output
 from memlint.estimate.ops.gather import sum_groups, topk
 from memlint.estimate.ops.linear import Weight, cast_weight, to_autocast
@@ -29,7 +29,9 @@ SHAPE = Shape(mlp_bias=False)
 
 
 class TextAttention(Attention):
-    """Grouped-query attention; q and k are normalised after rotation, or q is scaled by position where nothing rotates."""
+    """Grouped-query attention; q and k are normalised after rotation, or q is scaled by position where nothing
+    rotates.
+    """
 
     def __init__(self, a: Architecture, b: Build, name: str, rotates: bool) -> None:
         super().__init__(a, b, name, SHAPE)
@@ -186,34 +188,29 @@ class Block:
         return out
 
 
-class Model(LlamaModel):
+class Model(Body):
     """Embedding, blocks and final norm: ids [B, S] -> hidden states [B, S, H]."""
 
     def __init__(self, a: Architecture, b: Build, env: Env) -> None:
-        self.a, self.env, self.shape = a, env, SHAPE
-        rows = b.training.vocab_size or a.vocab_size
-        self.embed = b.embedding("model.embed_tokens", rows, a.hidden_size)
+        super().__init__(a, b, env, SHAPE)
         layers = a.num_hidden_layers
         rope = a.get("no_rope_layers") or [int((i + 1) % 4 != 0) for i in range(layers)]
         step = int(a.get("interleave_moe_layer_step", 1))
         sparse = a.get("moe_layers")
         sparse = range(step - 1, layers, step) if sparse is None else sparse
         self.kinds = ["full" if uses else "nope" for uses in rope]
-        self.layers: Any = Stack(
+        self.layers = Stack(
             b,
             [(kind, i in sparse) for i, kind in enumerate(self.kinds)],
             lambda build, kind, index: Block(a, build, kind, index, env),
         )
-        self.norm = Norm(b, "model.norm", a.hidden_size, SHAPE.norm)
-        self.rotary = int(a.get("head_dim") or a.hidden_size // a.get("num_attention_heads"))
-        b.buffer(self.rotary // 2 * 4)
-        b.buffer(self.rotary // 2 * 4)
+        self.finish(b, int(a.get("head_dim") or a.hidden_size // a.get("num_attention_heads")))
 
-    def body(self, f: Tape, x: Tensor, batch: Batch) -> Tensor:
-        """Layers and final norm over embedded inputs x [B, S, H]."""
-        env, a = self.env, self.a
+    def share(self, f: Tape, x: Tensor) -> None:
+        """Masks of layers with and without rotary positions (chunked and full), and the complex rotary table."""
+        env = self.env
         rows, length = x.shape[0], x.shape[1]
-        chunk = a.get("attention_chunk_size")
+        chunk = self.a.get("attention_chunk_size")
         env.state["masks"] = masks = {"nope": env.mask(f, rows, length, x.dtype)}
         if chunk and length > chunk and env.attention in ("sdpa", "eager"):
             # create_chunked_causal_mask: a boolean mask for each row of the batch.
@@ -223,7 +220,3 @@ class Model(LlamaModel):
         else:
             masks["full"] = env.mask(f, rows, length, x.dtype)
         env.state["rope"] = f.new((1, length, self.rotary // 2), "complex64")
-        x = self.layers(f, env, x)
-        x = self.norm(f, env, x)
-        env.release()
-        return x

@@ -1,7 +1,7 @@
 """Pure state-space language models: mamba, falcon_mamba and mamba2, on the PyTorch path.
 
-Source: transformers 5.24 models/{mamba,falcon_mamba,mamba2}/modeling_*.py. Residuals are fp32 by default, so is the stream
-between the layers; logits are made fp32 by the model itself.
+Source: transformers 5.24 models/{mamba,falcon_mamba,mamba2}/modeling_*.py. Residuals are fp32 by default, so is the
+stream between the layers; logits are made fp32 by the model itself.
 """
 
 from __future__ import annotations
@@ -69,9 +69,7 @@ class Body:
         rows = b.training.vocab_size or a.vocab_size
         self.env = env
         self.embed = b.embedding("backbone.embeddings", rows, a.hidden_size)
-        self.layers = Stack(
-            b, ["block"] * a.num_hidden_layers, lambda build, kind, index: Block(a, build, index, env)
-        )
+        self.layers = Stack(b, ["block"] * a.num_hidden_layers, lambda build, kind, index: Block(a, build, index, env))
         self.norm = Norm(b, "backbone.norm_f", a.hidden_size, "llama")
 
     def __call__(self, f: Tape, batch: Batch) -> Tensor:

@@ -1,8 +1,9 @@
-"""Decoder-only models with multi-head latent attention: deepseek_v2, deepseek_v3 (kimi_k2), glm4_moe_lite, minicpm3, youtu.
+"""Decoder-only models with multi-head latent attention: deepseek_v2, deepseek_v3 (kimi_k2), glm4_moe_lite, minicpm3,
+youtu.
 
-Source: transformers 5.24 models/{deepseek_v2,deepseek_v3,glm4_moe_lite,minicpm3,youtu}/modeling_*.py. Keys and values come
-from a low-rank latent; in training it is expanded to all heads, so activations are those of full attention with heads of
-different widths for q and k and for v (which keeps the flash kernel away where the widths differ).
+Source: transformers 5.24 models/{deepseek_v2,deepseek_v3,glm4_moe_lite,minicpm3,youtu}/modeling_*.py. Keys and values
+come from a low-rank latent; in training it is expanded to all heads, so activations are those of full attention with
+heads of different widths for q and k and for v (which keeps the flash kernel away where the widths differ).
 """
 
 from __future__ import annotations
@@ -11,12 +12,13 @@ from typing import Any
 
 from memlint.estimate.build import Build
 from memlint.estimate.engine.tape import Node, Tape, Tensor
-from memlint.estimate.env import Batch, Env
+from memlint.estimate.env import Env
 from memlint.estimate.errors import Unsupported
-from memlint.estimate.families.llama import Model as LlamaModel
-from memlint.estimate.families.llama import Norm, Shape, rotate, rotary_tables
+from memlint.estimate.families.body import Body
+from memlint.estimate.families.llama import Norm, Shape, rotate
 from memlint.estimate.families.llama4 import turned
-from memlint.estimate.families.moe import GatedMlp, Moe, Mixture
+from memlint.estimate.families.mixtures import Mixture
+from memlint.estimate.families.moe import GatedMlp, Moe
 from memlint.estimate.families.pieces import eager
 from memlint.estimate.ops.attention import sdpa
 from memlint.estimate.ops.basic import add, cast, cat, mul, scale, slice_of
@@ -185,38 +187,28 @@ class Block:
         return add(f, residual, scale(f, x) if self.scaled else x)
 
 
-class Model(LlamaModel):
+class Model(Body):
     """Embedding, blocks and final norm: ids [B, S] -> hidden states [B, S, H]."""
 
     def __init__(self, a: Architecture, b: Build, env: Env) -> None:
         if a.model_type not in MIXTURES and a.approximate is None:
             raise Unsupported(f"no memory model for `{a.model_type}` yet")
-        self.a, self.env = a, env
-        self.shape = Shape(mlp_bias=False, embed_scale=a.model_type == "minicpm3")
-        rows = b.training.vocab_size or a.vocab_size
-        self.embed = b.embedding("model.embed_tokens", rows, a.hidden_size)
+        super().__init__(a, b, env, Shape(mlp_bias=False, embed_scale=a.model_type == "minicpm3"))
         mixture = MIXTURES.get(a.model_type, MIXTURES["deepseek_v3"])
         dense = int(a.get("first_k_dense_replace", 0))
         kinds = a.get("mlp_layer_types")
         sparse = [mixture is not None and i >= dense for i in range(a.num_hidden_layers)]
         if isinstance(kinds, (list, tuple)) and len(kinds) == len(sparse):
             sparse = [kind == "sparse" for kind in kinds]
-        self.layers: Any = Stack(b, sparse, lambda build, kind, index: Block(a, build, kind, index, env))
-        self.norm = Norm(b, "model.norm", a.hidden_size, "llama")
-        self.rotary = int(a.get("qk_rope_head_dim"))
-        b.buffer(self.rotary // 2 * 4)
-        b.buffer(self.rotary // 2 * 4)
+        self.kinds = ["full"]
+        self.layers = Stack(b, sparse, lambda build, kind, index: Block(a, build, kind, index, env))
+        self.finish(b, int(a.get("qk_rope_head_dim")))
 
-    def body(self, f: Tape, x: Tensor, batch: Batch) -> Tensor:
-        """Layers and final norm over embedded inputs x [B, S, H]."""
+    def share(self, f: Tape, x: Tensor) -> None:
+        """The mask and the rotary tables; deepseek_v2's is complex."""
+        if self.a.model_type != "deepseek_v2":
+            super().share(f, x)
+            return
         env = self.env
-        rows, length = x.shape[0], x.shape[1]
-        env.state["masks"] = {"full": env.mask(f, rows, length, x.dtype)}
-        if self.a.model_type == "deepseek_v2":
-            env.state["rope"] = f.new((1, 1, length, self.rotary // 2), "complex64")
-        else:
-            env.state["rope"] = rotary_tables(f, length, self.rotary, x.dtype)
-        x = self.layers(f, env, x)
-        x = self.norm(f, env, x)
-        env.release()
-        return x
+        env.state["masks"] = {"full": env.mask(f, x.shape[0], x.shape[1], x.dtype)}
+        env.state["rope"] = f.new((1, 1, x.shape[1], self.rotary // 2), "complex64")

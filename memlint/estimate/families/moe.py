@@ -2,7 +2,7 @@
 
 Sources: transformers 5.24 models/{mixtral,qwen2_moe,qwen3_moe,olmoe,flex_olmo,granitemoe,granitemoeshared,minimax_m2,
 glm4_moe,dots1,exaone_moe,solar_open,ernie4_5_moe,hunyuan_v1_moe,phimoe}/modeling_*.py and integrations/moe.py. A model
-type is a row of :data:`TYPES`.
+type is a row of mixtures.TYPES.
 """
 
 from __future__ import annotations
@@ -13,154 +13,25 @@ from memlint.estimate.build import Build
 from memlint.estimate.engine.tape import Tape, Tensor
 from memlint.estimate.env import Env
 from memlint.estimate.errors import Unsupported
+from memlint.estimate.families.body import Body
 from memlint.estimate.families.expert_adapters import FoldedRouter, expert_targets, plain_linear
-from memlint.estimate.families.llama import Attention, Norm, Shape, layer_kinds, partial_rotary
-from memlint.estimate.families.llama import Model as LlamaModel
+from memlint.estimate.families.llama import Attention, Norm, layer_kinds, partial_rotary
+from memlint.estimate.families.mixtures import TYPES, Mixture, mixture_of
 from memlint.estimate.families.routers import (
     ErnieRouter,
     GroupedRouter,
     GroupedSoftmaxRouter,
-    Router,
     SigmoidRouter,
     SoftmaxRouter,
     SparseMixerRouter,
     TopFirstRouter,
 )
 from memlint.estimate.ops.activations import activate
-from memlint.estimate.ops.basic import activation, add, mul, saving_output, scale
+from memlint.estimate.ops.basic import add, mul, saving_output, scale
 from memlint.estimate.ops.experts import Experts
 from memlint.estimate.ops.views import split
 from memlint.estimate.stack import Stack
 from memlint.models.architecture import Architecture
-from memlint.records import dataclass
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Mixture:
-    """What distinguishes one mixture-of-experts type."""
-
-    shape: Shape = Shape(qkv_bias=False, o_bias=False, mlp_bias=False)
-    """Attention, norms and rotary positions, as in the llama family."""
-    router: str = "softmax"
-    """softmax, softmax-fp32 (mixtral), top-first (granitemoe), sigmoid, grouped, ernie, sparsemixer."""
-    normalise: bool | str = "norm_topk_prob"
-    """Weights are divided by their sum: a constant, or the config field that says so."""
-    experts: str = "num_experts"
-    width: str = "moe_intermediate_size"
-    shared: str | None = None
-    """gated (qwen2_moe: sigmoid gate, before), after (deepseek style), before, beside (granitemoeshared)."""
-    shared_width: str = ""
-    """Config field of the shared expert's width, or of its number of experts' widths (``*field``)."""
-    name: str = "mlp"
-    gate_name: str = "gate"
-    shared_name: str = "shared_experts"
-    sparse: Callable[[Architecture, int], bool] | None = None
-    """Whether layer ``index`` is a mixture; None: all are."""
-
-
-def _qwen_sparse(a: Architecture, index: int) -> bool:
-    return (
-        index not in (a.get("mlp_only_layers") or ())
-        and a.get("num_experts", 0) > 0
-        and (index + 1) % a.get("decoder_sparse_step", 1) == 0
-    )
-
-
-def _after_dense(a: Architecture, index: int) -> bool:
-    return index >= int(a.get("first_k_dense_replace", 0))
-
-
-def _listed(a: Architecture, index: int) -> bool:
-    kinds = a.get("mlp_layer_types")
-    return not isinstance(kinds, (list, tuple)) or kinds[index] == "sparse"
-
-
-def _ernie_sparse(a: Architecture, index: int) -> bool:
-    last = a.get("moe_layer_end_index", -1)
-    last = a.num_hidden_layers - 1 if last < 0 else last
-    return (index + 1) % a.get("moe_layer_interval", 1) == 0 and a.get("moe_layer_start_index", 0) <= index <= last
-
-
-_PLAIN = Shape(qkv_bias=False, o_bias=False, mlp_bias=False)
-_DEEPSEEK: dict[str, Any] = {
-    "router": "grouped",
-    "experts": "n_routed_experts",
-    "shared": "after",
-    "shared_width": "*n_shared_experts",
-}
-
-TYPES: dict[str, Mixture] = {
-    "mixtral": Mixture(router="softmax-fp32", normalise=True, experts="num_local_experts", width="intermediate_size"),
-    "qwen2_moe": Mixture(
-        shape=Shape(qkv_bias="qkv_bias", o_bias=False, mlp_bias=False),
-        shared="gated",
-        shared_width="shared_expert_intermediate_size",
-        shared_name="shared_expert",
-        sparse=_qwen_sparse,
-    ),
-    "qwen3_moe": Mixture(shape=Shape(qk_norm="head", mlp_bias=False), sparse=_qwen_sparse),
-    "olmoe": Mixture(shape=Shape(qk_norm="full", mlp_bias=False), width="intermediate_size"),
-    "flex_olmo": Mixture(
-        shape=Shape(norm="olmo2", norms="post", qk_norm="full", mlp_bias=False, rope_fp32=True), width="intermediate_size"
-    ),
-    "granitemoe": Mixture(
-        shape=Shape(branch_scale=True, embed_scale=True),
-        router="top-first",
-        experts="num_local_experts",
-        width="intermediate_size",
-        name="block_sparse_moe",
-        gate_name="router",
-    ),
-    "granitemoeshared": Mixture(
-        shape=Shape(branch_scale=True, embed_scale=True),
-        router="top-first",
-        experts="num_local_experts",
-        width="intermediate_size",
-        name="block_sparse_moe",
-        gate_name="router",
-        shared="beside",
-        shared_width="shared_intermediate_size",
-    ),
-    "minimax_m2": Mixture(
-        shape=Shape(qkv_bias=False, o_bias=False, mlp_bias=False, qk_norm="full", rope_cat=True),
-        router="sigmoid",
-        experts="num_local_experts",
-        width="intermediate_size",
-    ),
-    "glm4_moe": Mixture(shape=Shape(o_bias=False, mlp_bias=False, qk_norm="head", rope_cat=True), sparse=_after_dense, **_DEEPSEEK),
-    "glm4_moe:plain": Mixture(shape=Shape(o_bias=False, mlp_bias=False, rope_cat=True), sparse=_after_dense, **_DEEPSEEK),
-    "dots1": Mixture(shape=Shape(mlp_bias=False, qk_norm="head"), sparse=_after_dense, **_DEEPSEEK),
-    "solar_open": Mixture(shape=Shape(o_bias=False, mlp_bias=False), **_DEEPSEEK),
-    "exaone_moe": Mixture(
-        shape=Shape(qkv_bias=False, o_bias=False, mlp_bias=False, qk_norm="head"),
-        sparse=_listed,
-        router="grouped",
-        shared="after",
-        shared_width="*num_shared_experts",
-    ),
-    "ernie4_5_moe": Mixture(
-        shape=Shape(qkv_bias="use_bias", o_bias="use_bias", mlp_bias="use_bias", rope_upcast=True),
-        router="ernie",
-        shared="before",
-        shared_width="*moe_num_shared_experts",
-        sparse=_ernie_sparse,
-    ),
-    "phimoe": Mixture(
-        shape=Shape(norm="layer", mlp_bias=False),
-        router="sparsemixer",
-        experts="num_local_experts",
-        width="intermediate_size",
-        gate_name="router",
-    ),
-}
-"""model_type -> mixture. A type missing here runs as qwen3_moe without norms of q and k."""
-
-
-def mixture_of(a: Architecture) -> Mixture:
-    """The row of a model type; a plain Qwen-like mixture where there is none."""
-    if a.model_type == "glm4_moe" and not a.get("use_qk_norm", False):
-        return TYPES["glm4_moe:plain"]
-    return TYPES.get(a.model_type, Mixture())
 
 
 class GatedMlp:
@@ -221,7 +92,7 @@ class Moe:
         width = int(a.get(m.width) or a.get("intermediate_size"))
         self.mixture = m
         targets = expert_targets(a, b.lora, name)
-        self.router: Any = make_router(a, b, f"{name}.{m.gate_name}", m, experts)
+        self.router = make_router(a, b, f"{name}.{m.gate_name}", m, experts)
         if targets.router and b.lora is not None:
             self.router.adapter = FoldedRouter(b, f"{name}.{m.gate_name}", self.router.weight, b.lora)
         self.experts = Experts(b, f"{name}.experts", experts, h, width, act, targets=targets)
@@ -257,10 +128,12 @@ def shared_width(a: Architecture, m: Mixture, width: int) -> int:
     return int(a.get(field, 0)) if field else 0
 
 
-def make_router(a: Architecture, b: Build, name: str, m: Mixture, experts: int) -> Router:
+def make_router(a: Architecture, b: Build, name: str, m: Mixture, experts: int) -> Any:
     """The router of a mixture."""
-    k, h = int(a.get("num_experts_per_tok")), a.hidden_size
-    normalise = bool(a.get(m.normalise, m.router == "grouped" or a.model_type == "qwen3_next")) if isinstance(m.normalise, str) else m.normalise
+    k, h = int(a.get(m.top_k)), a.hidden_size
+    normalise = m.normalise
+    if isinstance(normalise, str):
+        normalise = bool(a.get(normalise, m.router == "grouped" or a.model_type == "qwen3_next"))
     if m.router == "top-first":
         return TopFirstRouter(b, name, experts, k, h)
     if m.router == "sigmoid":
@@ -283,7 +156,9 @@ def make_router(a: Architecture, b: Build, name: str, m: Mixture, experts: int) 
         return ErnieRouter(b, name, experts, k, h)
     if m.router == "sparsemixer":
         return SparseMixerRouter(b, name, experts, k, h)
-    return SoftmaxRouter(b, name, experts, k, h, normalise=normalise, keep_fp32=m.router == "softmax-fp32")
+    kept = m.router != "softmax"
+    wide = m.router == "softmax-float"
+    return SoftmaxRouter(b, name, experts, k, h, normalise=normalise, keep_fp32=kept, fp32_weight=wide)
 
 
 class Block:
@@ -336,22 +211,16 @@ class Block:
         return add(f, residual, scale(f, x) if s.branch_scale else x)
 
 
-class Model(LlamaModel):
+class Model(Body):
     """Embedding, blocks and final norm: ids [B, S] -> hidden states [B, S, H]."""
 
     def __init__(self, a: Architecture, b: Build, env: Env) -> None:
-        self.a, self.env = a, env
         m = mixture_of(a)
-        s = self.shape = m.shape
-        rows = b.training.vocab_size or a.vocab_size
-        self.embed = b.embedding("model.embed_tokens", rows, a.hidden_size)
+        super().__init__(a, b, env, m.shape)
         self.kinds = layer_kinds(a)
         layers = [(kind, m.sparse is None or m.sparse(a, i)) for i, kind in enumerate(self.kinds)]
         self.layers = Stack(b, layers, lambda build, kind, index: Block(a, build, kind, index, env))
-        self.norm = Norm(b, "model.norm", a.hidden_size, s.norm)
-        self.rotary = int((a.get("head_dim") or a.hidden_size // a.get("num_attention_heads")) * partial_rotary(a))
-        b.buffer(self.rotary // 2 * 4)
-        b.buffer(self.rotary // 2 * 4)
+        self.finish(b, int((a.get("head_dim") or a.hidden_size // a.get("num_attention_heads")) * partial_rotary(a)))
 
 
 def body_of(a: Architecture) -> Callable[[Architecture, Build, Env], Any]:

@@ -29,22 +29,31 @@ class Router(Protocol):
 
 
 class SoftmaxRouter:
-    """Softmax over all experts in fp32, then top-k: mixtral, qwen2_moe, qwen3_moe, olmoe, flex_olmo.
+    """Softmax over all experts in fp32, then top-k: mixtral, qwen2_moe, qwen3_moe, olmoe, flex_olmo, hunyuan_v1_moe.
 
     ``normalise``: weights are divided by their sum; ``keep_fp32``: they stay fp32 (mixtral), which makes the weighted
-    expert outputs fp32 too.
+    expert outputs fp32 too; ``fp32_weight``: the router itself is fp32 and so are the hidden states it sees (hunyuan).
     """
 
     def __init__(
-        self, b: Build, name: str, experts: int, k: int, hidden: int, *, normalise: bool, keep_fp32: bool
+        self,
+        b: Build,
+        name: str,
+        experts: int,
+        k: int,
+        hidden: int,
+        *,
+        normalise: bool,
+        keep_fp32: bool,
+        fp32_weight: bool = False,
     ) -> None:
-        self.weight = b.parameter(f"{name}.weight", experts, hidden)
+        self.weight = b.parameter(f"{name}.weight", experts, hidden, dtype="fp32" if fp32_weight else None)
         self.adapter: FoldedRouter | None = None
-        self.k, self.normalise, self.keep_fp32 = k, normalise, keep_fp32
+        self.k, self.normalise, self.keep_fp32, self.wide = k, normalise, keep_fp32, fp32_weight
 
     def __call__(self, f: Tape, x: Tensor) -> Routed:
         """See :class:`Router`."""
-        logits = linear(f, x, folded_router(f, self))
+        logits = linear(f, cast(f, x, "fp32") if self.wide else x, folded_router(f, self))
         probabilities = softmax(f, cast(f, logits, "fp32"))
         values, ids = topk(f, probabilities, self.k)
         if self.normalise:

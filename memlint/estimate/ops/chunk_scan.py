@@ -1,12 +1,11 @@
 """The chunked state-space scan of Mamba-2 in PyTorch: mamba2, bamba, granitemoehybrid, falcon_h1, nemotron_h, zamba2.
 
 Source: transformers 5.24 models/mamba2/modeling_mamba2.py (mamba2_chunk_scan). Heaviest are the decay matrices
-[B, h, chunks, chunk, chunk] in fp32, so memory grows with tokens times chunk_size times heads. Letters: b batch, c chunks,
-l and s positions in a chunk, h heads, p head_dim, n state.
+[B, h, chunks, chunk, chunk] in fp32, so memory grows with tokens times chunk_size times heads. Letters: b batch, c
+chunks, l and s positions in a chunk, h heads, p head_dim, n state.
 """
 
 from __future__ import annotations
-
 
 from memlint.estimate.engine.tape import Node, Shape, Tape, Tensor
 from memlint.estimate.ops.basic import activation, add, cast, cat, copy, mul, saving_output, slice_of
@@ -94,7 +93,9 @@ def chunk_scan(
     d: Tensor,
     dt_bias: Tensor,
 ) -> Tensor:
-    """mamba2_chunk_scan: x [b, S, h, p], dt [b, S, h], decay [h], key and query [b, S, g, n] -> [b, S, h, p] in fp32."""
+    """mamba2_chunk_scan: x [b, S, h, p], dt [b, S, h], decay [h], key and query [b, S, g, n] -> [b, S, h, p] in
+    fp32.
+    """
     b, s, h, p = x.shape
     n = key.shape[-1]
     padded = -(-s // chunk) * chunk
@@ -140,5 +141,3 @@ def chunk_scan(
         output = slice_of(f, output, (b, s, h, p))
     del diagonal, faded, previous, fresh, other, residual
     return output
-
-

@@ -89,11 +89,13 @@ def chunk_loop(
     final = pair = rounded(4 * prod(state)) + rounded(4 * prod(part))
     whole: tuple[Tensor, ...] = (decayed, inner, query, key)
     if f.autocast is not None:
-        # Each product takes half copies of its operands and keeps them; the state stays in fp32 for its decay. The first
-        # state needs no gradient, and the last update of the state is never used.
+        # Each product takes half copies of its operands and keeps them; the state stays in fp32 for its decay. The
+        # first state needs no gradient, and the last update of the state is never used.
         rows = prod(part) // width
         wide, half = rounded(2 * rows * query.shape[-1]), rounded(2 * prod(part))
-        pair = rounded(4 * prod(state)) + 2 * rounded(2 * prod(state)) + 2 * half + 3 * wide + rounded(2 * rows * length)
+        pair = (
+            rounded(4 * prod(state)) + 2 * rounded(2 * prod(state)) + 2 * half + 3 * wide + rounded(2 * rows * length)
+        )
         final = pair - rounded(4 * prod(state)) - half - wide
         whole = ()
     kept = [f.new((pair if f.hollow else pair * (chunks - 1),), "uint8"), f.new((final,), "uint8")]

@@ -1,7 +1,8 @@
 """Routed experts as transformers 5.24 runs them: fused 3-D weights and one grouped matrix product for all experts.
 
-Source: integrations/moe.py (grouped_mm_experts_forward, the default of ``experts_implementation``), on CUDA from compute
-capability 8.0. Tokens are copied once for each expert that takes them, so activations grow with tokens times top-k.
+Source: integrations/moe.py (grouped_mm_experts_forward, the default of ``experts_implementation``), on CUDA from
+compute capability 8.0. Tokens are copied once for each expert that takes them, so activations grow with tokens times
+top-k.
 """
 
 from __future__ import annotations
@@ -28,7 +29,9 @@ def _grouped_backward(f: Tape, node: Node, grad: Tensor) -> tuple[Tensor | None,
 
 
 def grouped_mm(f: Tape, x: Tensor, weight: Tensor, offsets: Tensor, columns: int) -> Tensor:
-    """``F.grouped_mm(x.to(weight.dtype), weight, offs=offsets)``: x [S, in] -> [S, columns]; autocast does not touch it."""
+    """``F.grouped_mm(x.to(weight.dtype), weight, offs=offsets)``: x [S, in] -> [S, columns]; autocast does not touch
+    it.
+    """
     x = cast(f, x, weight.dtype)
     recorded = f.needs(x, weight)
     saved = (
@@ -66,7 +69,7 @@ class Experts:
         bias: bool = False,
         transposed: bool = False,
         gated: bool = True,
-        targets: ExpertTargets = ExpertTargets(),
+        targets: ExpertTargets | None = None,
     ) -> None:
         self.experts, self.hidden, self.width, self.act = experts, hidden, width, act
         self.gate, self.gated = gate, gated
@@ -82,11 +85,9 @@ class Experts:
             self.down_bias = b.parameter(f"{name}.down_proj_bias", experts, hidden)
         self.up_fold: Folded | None = None
         self.down_fold: Folded | None = None
-        if b.lora is not None and targets.gate_up:
-            self.up_fold = Folded(
-                b, f"{name}.{first}", self.up, experts, rows, hidden, b.lora, targets.gate_up
-            )
-        if b.lora is not None and targets.down:
+        if b.lora is not None and targets is not None and targets.gate_up:
+            self.up_fold = Folded(b, f"{name}.{first}", self.up, experts, rows, hidden, b.lora, targets.gate_up)
+        if b.lora is not None and targets is not None and targets.down:
             self.down_fold = Folded(b, f"{name}.down_proj", self.down, experts, hidden, width, b.lora, targets.down)
 
     def __call__(self, f: Tape, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:

@@ -1,9 +1,9 @@
 """Choosing rows and values by index: gather of rows, top-k, and the small in-place division of router weights.
 
-The gradient of a choice is zeros of the full shape into which the chosen gradients are put. On real tensors that happens
-in place; a trace on fake tensors makes the zeros and the result two tensors (``areAnyTensorSubclassLike`` in
-torch/csrc/autograd/FunctionsManual.cpp and aten/src/ATen/native/ReduceOpsUtils, 2.13). The reference figures are made so;
-the zeros count as DECOMPOSED, like silu's temporaries, and are left out of the lower bound.
+The gradient of a choice is zeros of the full shape into which the chosen gradients are put. On real tensors that
+happens in place; a trace on fake tensors makes the zeros and the result two tensors (``areAnyTensorSubclassLike`` in
+torch/csrc/autograd/FunctionsManual.cpp and aten/src/ATen/native/ReduceOpsUtils, 2.13). The reference figures are made
+so; the zeros count as DECOMPOSED, like silu's temporaries, and are left out of the lower bound.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """State-space operations as transformers runs them in PyTorch, without the mamba-ssm and causal-conv1d packages.
 
-Source: transformers 5.24 models/mamba/modeling_mamba.py (causal_conv1d_fn, mamba_selective_scan). The sequential scan keeps
-the state [B, I, N] of every position: its memory is what makes the slow path so much heavier than the kernels.
+Source: transformers 5.24 models/mamba/modeling_mamba.py (causal_conv1d_fn, mamba_selective_scan). The sequential scan
+keeps the state [B, I, N] of every position: its memory is what makes the slow path so much heavier than the kernels.
 """
 
 from __future__ import annotations
@@ -90,8 +90,8 @@ def _scan_backward(f: Tape, node: Node, grad: Tensor) -> tuple[Tensor, Tensor, T
 def scan(f: Tape, decay: Tensor, update: Tensor, c: Tensor, dtype: str) -> tuple[Tensor, list[Tensor]]:
     """``state = decay[:, :, t] * state + update[:, :, t]; y_t = state @ c_t`` for every t.
 
-    decay and update [B, I, S, N] fp32, c [B, S, N] -> y [B, I, S] in ``dtype``, and what the caller's frame still holds:
-    the last state and the outputs of the single positions.
+    decay and update [B, I, S, N] fp32, c [B, S, N] -> y [B, I, S] in ``dtype``, and what the caller's frame still
+    holds: the last state and the outputs of the single positions.
     """
     b, i, s, n = decay.shape
     step: Shape = (b, i, n)

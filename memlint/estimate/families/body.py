@@ -1,0 +1,58 @@
+"""What the bodies of decoder-only families have in common: embedding, masks and rotary tables, layers, final norm."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from memlint.estimate.build import Build
+from memlint.estimate.engine.tape import Tape, Tensor
+from memlint.estimate.env import Batch, Env
+from memlint.estimate.families.llama import Norm, rotary_tables
+from memlint.estimate.families.shapes import Shape
+from memlint.estimate.ops.basic import scale
+from memlint.models.architecture import Architecture
+
+
+class Body:
+    """ids [B, S] -> hidden states [B, S, H]; a family sets ``layers``, ``kinds`` and ``rotary`` in its constructor."""
+
+    layers: Any
+    kinds: list[str]
+    rotary: int
+
+    def __init__(self, a: Architecture, b: Build, env: Env, s: Shape) -> None:
+        self.a, self.env, self.shape = a, env, s
+        self.rows = b.training.vocab_size or a.vocab_size
+        self.embed = b.embedding("model.embed_tokens", self.rows, a.hidden_size)
+
+    def finish(self, b: Build, width: int, norm: str = "model.norm") -> None:
+        """Add the final norm and the two buffers of rotary frequencies, ``width`` rotated columns each."""
+        self.norm = Norm(b, norm, self.a.hidden_size, self.shape.norm)
+        self.rotary = width
+        b.buffer(width // 2 * 4)
+        b.buffer(width // 2 * 4)
+
+    def __call__(self, f: Tape, batch: Batch) -> Tensor:
+        """The model's forward up to its last hidden state."""
+        x = self.embed(f, batch.ids)
+        if self.shape.embed_scale:
+            x = scale(f, x)
+        return self.body(f, x, batch)
+
+    def share(self, f: Tape, x: Tensor) -> None:
+        """Make what the layers share: masks by kind of layer, rotary tables."""
+        env = self.env
+        rows, length = x.shape[0], x.shape[1]
+        env.state["masks"] = {
+            kind: env.mask(f, rows, length, x.dtype, self.a.get("sliding_window") if kind == "sliding" else None)
+            for kind in dict.fromkeys("full" if kind == "nope" else kind for kind in self.kinds)
+        }
+        env.state["rope"] = rotary_tables(f, length, self.rotary, "fp32" if self.shape.rope_fp32 else x.dtype)
+
+    def body(self, f: Tape, x: Tensor, batch: Batch) -> Tensor:
+        """Layers and final norm over embedded inputs x [B, S, H]."""
+        self.share(f, x)
+        x = self.layers(f, self.env, x)
+        x = self.norm(f, self.env, x)
+        self.env.release()
+        return x
