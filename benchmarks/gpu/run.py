@@ -1,7 +1,7 @@
 """Run the GPU suite and write one JSON object a line: python -m benchmarks.gpu.run --output measured.jsonl
 
-Needs memlint's folder, torch, transformers, accelerate and peft, and no network: weights are random, models come from the
-bundled catalog. Jobs that cannot run here (no bitsandbytes, no GPU memory, out of time) are lines with the reason.
+Needs memlint's folder, torch, transformers, accelerate and peft, and no network: weights are random, models come from
+the bundled catalog. Jobs that cannot run here (a package or memory is missing, out of time) are lines with the reason.
 """
 
 from __future__ import annotations
@@ -110,9 +110,7 @@ def main(argv: list[str] | None = None) -> int:
         print(f"no case is called {', '.join(args.only)}: {', '.join(case.name for case in CASES)}", file=sys.stderr)
         return 2
     with open(args.output, "w", encoding="utf-8") as handle:
-        for number, line in enumerate(
-            run_suite(chosen, device=args.device, minutes=args.minutes, small=args.tiny), 1
-        ):
+        for number, line in enumerate(run_suite(chosen, device=args.device, minutes=args.minutes, small=args.tiny), 1):
             handle.write(json.dumps(line) + "\n")
             handle.flush()
             print(f"{number}/{len(chosen)} {line['name']}: {outcome(line)}", file=sys.stderr)

@@ -42,7 +42,7 @@ CASES: tuple[Case, ...] = (
     _case("qwen-fp32", "workspace", _HALF_B, precision="fp32", micro_batch_size=1, sequence_length=512),
     _case("qwen-bf16", "workspace", _HALF_B, precision="bf16", micro_batch_size=1, sequence_length=512),
     _llama("llama-base", "slack"),
-    _llama("llama-large-batch", "slack", micro_batch_size=8),
+    _llama("llama-large-batch", "slack", micro_batch_size=6),
     _llama("llama-odd-length", "slack", micro_batch_size=3, sequence_length=1999),
     _llama("llama-accumulation", "slack", gradient_accumulation_steps=4),
     _llama("llama-bf16", "optimizer step", precision="bf16"),
@@ -103,8 +103,12 @@ PER_LAYER = ("layer_types", "mlp_layer_types", "no_rope_layers")
 
 def tiny(case: Case, config: dict[str, Any], layers: int) -> dict[str, Any]:
     """Return the native job of ``case`` over a tiny model of the same kind; ``config`` is the real model's."""
-    small = {key: min(value, TINY_SIZES[key]) if isinstance(value, int) and key in TINY_SIZES else value
-             for key, value in config.items()}  # fmt: skip
+    small: dict[str, Any] = {
+        key: min(value, TINY_SIZES[key]) if isinstance(value, int) and key in TINY_SIZES else value
+        for key, value in config.items()
+    }
+    for name in ("bos_token_id", "eos_token_id"):
+        small.setdefault(name, TINY_SIZES[name])  # the class default may lie outside the small vocabulary
     for name in PER_LAYER:
         if isinstance(small.get(name), list):
             small[name] = small[name][:4]

@@ -19,7 +19,7 @@ NOTHING = "No run on a GPU has been recorded yet: `python -m benchmarks.gpu.run`
 
 
 def markdown(path: str) -> str:
-    """Return the section as Markdown: each job measured beside predicted, errors by source, overheads, what was skipped.
+    """Return the section as Markdown: jobs measured beside predicted, errors by source, overheads, what was skipped.
 
     A file that is not there gives a sentence, so that the document can be built without a GPU.
     """
@@ -31,8 +31,8 @@ def markdown(path: str) -> str:
     machine = reports[0]["machine"]
     versions = ", ".join(f"{name} {version}" for name, version in machine["versions"].items())
     parts = [
-        f"{len(reports)} jobs, two real training steps each, on {machine['name']} ({reports[0]['date'][:10]}; {versions};"
-        f" memlint {reports[0]['memlint']}). Sizes in GiB.",
+        f"{len(reports)} jobs, two real training steps each, on {machine['name']}"
+        f" ({reports[0]['date'][:10]}; {versions}; memlint {reports[0]['memlint']}). Sizes in GiB.",
         _jobs(reports),
         "Error of the allocated peak and of what the device showed, by what a group of jobs separates:",
         _groups(reports),
@@ -41,7 +41,9 @@ def markdown(path: str) -> str:
     ]
     skipped = [line for line in _lines(path) if line.get("kind") == SKIPPED]
     if skipped:
-        parts.append("Not run: " + "; ".join(f"{_cell(line['name'])} ({_cell(line['reason'])})" for line in skipped) + ".")
+        parts.append(
+            "Not run: " + "; ".join(f"{_cell(line['name'])} ({_cell(line['reason'])})" for line in skipped) + "."
+        )
     return "\n\n".join(parts) + "\n"
 
 
@@ -49,7 +51,9 @@ def _jobs(reports: list[dict[str, Any]]) -> str:
     rows = ["| job | separates | allocated | predicted | error | phase | device | interval | verdict |",
             "|---|---|--:|--:|--:|---|--:|---|---|"]  # fmt: skip
     for report in reports:
-        rows.append(f"| {_cell(report.get('name', report['file']))} | {_cell(report.get('separates', ''))} | {_job(report)} |")
+        rows.append(
+            f"| {_cell(report.get('name', report['file']))} | {_cell(report.get('separates', ''))} | {_job(report)} |"
+        )
     return "\n".join(rows)
 
 
@@ -57,10 +61,14 @@ def _job(report: Mapping[str, Any]) -> str:
     prediction, measured, result = report["prediction"], report["measured"], report["result"]
     interval = f"{gib(result['low_bytes'], 2)}-{gib(result['high_bytes'], 2)}"
     if measured is None:
-        stop = report["out_of_memory"]
-        return f"out of memory in {stop['phase']} | {gib(prediction['allocated_bytes'], 2)} | | | | {interval} | {result['verdict']}"
+        stop = f"out of memory in {report['out_of_memory']['phase']}"
+        return f"{stop} | {gib(prediction['allocated_bytes'], 2)} | | | | {interval} | {result['verdict']}"
     error = prediction["allocated_bytes"] / measured["allocated_bytes"] - 1
-    phase = measured["phase"] if measured["phase"] == prediction["phase"] else f"{measured['phase']} (not {prediction['phase']})"
+    phase = (
+        measured["phase"]
+        if measured["phase"] == prediction["phase"]
+        else f"{measured['phase']} (not {prediction['phase']})"
+    )
     device = "" if result["measured_bytes"] is None else gib(result["measured_bytes"], 2)
     return (
         f"{gib(measured['allocated_bytes'], 2)} | {gib(prediction['allocated_bytes'], 2)} | {error:+.2%} | {phase} |"
@@ -69,7 +77,10 @@ def _job(report: Mapping[str, Any]) -> str:
 
 
 def _groups(reports: list[dict[str, Any]]) -> str:
-    rows = ["| source of error | jobs | allocated: median | worst | device: median | worst |", "|---|--:|--:|--:|--:|--:|"]
+    rows = [
+        "| source of error | jobs | allocated: median | worst | device: median | worst |",
+        "|---|--:|--:|--:|--:|--:|",
+    ]
     groups: dict[str, list[dict[str, Any]]] = {}
     for report in reports:
         groups.setdefault(str(report.get("separates", "")), []).append(report)

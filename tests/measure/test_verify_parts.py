@@ -155,7 +155,13 @@ def prediction(**changes):
         "overheads": [
             {"name": "cublas_workspace", "low_bytes": 0, "expected_bytes": 64 * MIB, "high_bytes": 66 * MIB, **part},
             {"name": "allocator_slack", "low_bytes": 0, "expected_bytes": GIB - 64 * MIB, "high_bytes": GIB, **part},
-            {"name": "cuda_context", "low_bytes": 400 * MIB, "expected_bytes": 500 * MIB, "high_bytes": 700 * MIB, **part},
+            {
+                "name": "cuda_context",
+                "low_bytes": 400 * MIB,
+                "expected_bytes": 500 * MIB,
+                "high_bytes": 700 * MIB,
+                **part,
+            },
         ],
         "approximate": None,
         **changes,
@@ -272,7 +278,9 @@ def report(name: str = "a", family: str = "llama", error: float = 0.1, **changes
         "name": name,
         "file": f"{name}.yaml",
         "model": {"id": name, "family": family},
-        "job": {"training": {"method": "full", "optimizer": "adamw", "attention": "sdpa", "activation_checkpointing": {}}},
+        "job": {
+            "training": {"method": "full", "optimizer": "adamw", "attention": "sdpa", "activation_checkpointing": {}}
+        },
         "machine": {"device": "cuda", "name": "H200", "versions": {}},
         "prediction": expected,
         "measured": found,
