@@ -193,6 +193,8 @@ class Model(Body):
     def __init__(self, a: Architecture, b: Build, env: Env) -> None:
         if a.model_type not in MIXTURES and a.approximate is None:
             raise Unsupported(f"no memory model for `{a.model_type}` yet")
+        if not all(a.get(name) for name in ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")):
+            raise Unsupported(f"this `{a.model_type}` config has no latent attention (kv_lora_rank)")
         super().__init__(a, b, env, Shape(mlp_bias=False, embed_scale=a.model_type == "minicpm3"))
         mixture = MIXTURES.get(a.model_type, MIXTURES["deepseek_v3"])
         dense = int(a.get("first_k_dense_replace", 0))
