@@ -14,7 +14,6 @@ from memlint.measure.trace.recorder import rounded
 from memlint.measure.trace.result import TraceResult
 from memlint.measure.trace.simulation import Kept, simulated_kept
 
-
 TRIFLE = 65536
 """Bytes below which a tensor that one side alone keeps (shifted labels, position ids) is not named."""
 
@@ -92,7 +91,8 @@ def traced_kept(result: TraceResult) -> list[Kept]:
                 layer = int(part)
                 stack = stacks.setdefault(".".join(parts[:index]), len(stacks))
                 break
-        words = f"{list(storage.shape)} {storage.dtype} of {storage.op.removeprefix('aten::')} in {storage.module or 'model'}"
+        operator = storage.op.removeprefix("aten::")
+        words = f"{list(storage.shape)} {storage.dtype} of {operator} in {storage.module or 'model'}"
         kept.append(Kept(storage.bytes, stack, layer, words))
     return kept
 

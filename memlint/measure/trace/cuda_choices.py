@@ -37,14 +37,18 @@ def cuda_choices(recorder: Recorder, *, padding: bool = False) -> Iterator[None]
         return CAPABILITY
 
     with contextlib.ExitStack() as stack:
-        put = lambda owner, name, value: stack.enter_context(mock.patch.object(owner, name, value))  # noqa: E731
+
+        def put(owner: Any, name: str, value: Any) -> None:
+            stack.enter_context(mock.patch.object(owner, name, value))
+
         put(torch.nn.functional, "scaled_dot_product_attention", attention)
         put(torch.cuda.amp.common, "amp_definitely_not_available", lambda: False)
         put(torch.cuda, "is_bf16_supported", lambda including_emulation=True: True)
         put(torch.cuda, "get_device_capability", capability)
         put(torch.cuda, "current_device", lambda: 0)
-        for module in [m for n, m in list(sys.modules.items()) if n.startswith("torch.optim.") and hasattr(m, "_get_value")]:
-            put(module, "_get_value", _number)
+        for name, module in list(sys.modules.items()):
+            if name.startswith("torch.optim.") and hasattr(module, "_get_value"):
+                put(module, "_get_value", _number)
         put(torch.nn.Module, "_apply", _apply)
         put(import_utils, "is_fake_tensor", lambda value: False)
         put(masking_utils, "fast_all", lambda tensor: not padding)
@@ -52,7 +56,7 @@ def cuda_choices(recorder: Recorder, *, padding: bool = False) -> Iterator[None]
 
 
 def _apply(self: torch.nn.Module, fn: Any, recurse: bool = True) -> torch.nn.Module:
-    """``Module._apply`` without swapping tensor contents, which fake tensors refuse (PEFT moves its adapters with it)."""
+    """``Module._apply`` without swapping tensor contents, which fake tensors refuse; PEFT moves its adapters so."""
     if recurse:
         for child in self.children():
             child._apply(fn)
@@ -85,15 +89,14 @@ def attention_kernel(
     same_heads = query.shape[1] == key.shape[1] == value.shape[1]
     contiguous = all(tensor.stride(-1) == 1 for tensor in (query, key, value))
     half = query.dtype in (torch.float16, torch.bfloat16)
-    fits = same_heads or (
-        grouped and key.shape[1] == value.shape[1] and query.shape[1] % key.shape[1] == 0
-    )
+    fits = same_heads or (grouped and key.shape[1] == value.shape[1] and query.shape[1] % key.shape[1] == 0)
     if query.dim() != 4 or not contiguous:
         return "math"
     if half and mask is None and fits and size == key.shape[-1] == value.shape[-1] <= 256:
         return "flash"
     alignment = 8 if half else 4
-    if same_heads and size % alignment == 0 and value.shape[-1] % alignment == 0 and (mask is None or mask.stride(-1) == 1):
+    aligned = size % alignment == 0 and value.shape[-1] % alignment == 0
+    if same_heads and aligned and (mask is None or mask.stride(-1) == 1):
         return "efficient"
     return "math"
 
@@ -121,14 +124,16 @@ def _attention(
     size = query.shape[-1]
     with torch.autocast("cuda", enabled=False):
         if attn_mask is not None and attn_mask.dtype == torch.bool and kernel != "math":
-            attn_mask = torch.where(attn_mask, 0.0, torch.scalar_tensor(-torch.inf, dtype=query.dtype, device=query.device))
+            closed = torch.scalar_tensor(-torch.inf, dtype=query.dtype, device=query.device)
+            attn_mask = torch.where(attn_mask, 0.0, closed)
         if kernel == "flash":
             if size % 8:
                 scale = size**-0.5 if scale is None else scale
                 pad = 8 - size % 8
                 query, key, value = (torch.nn.functional.pad(t, (0, pad)) for t in (query, key, value))
-            out = torch.ops.aten._scaled_dot_product_flash_attention(query, key, value, dropout_p, is_causal, False, scale=scale)
-            result: torch.Tensor = out[0]
+            result: torch.Tensor = torch.ops.aten._scaled_dot_product_flash_attention(
+                query, key, value, dropout_p, is_causal, False, scale=scale
+            )[0]
             return result[..., :size] if size % 8 else result
         if kernel == "efficient":
             if attn_mask is not None:

@@ -1,9 +1,10 @@
 """A deep model's trace from two shallow ones.
 
 Between two depths everything but the middle layers is the same sequence of operators, and the level at each of them
-grows by the same number of bytes with every layer put in the middle: the layer's parameters, gradients, states and saved
-tensors. So the operators of the shallow trace are paired with those of the deeper one, from the front and from the back, and
-each level is carried on in a straight line. The highest of them is the phase's peak; which one it is may change with depth.
+grows by the same number of bytes with every layer put in the middle: the layer's parameters, gradients, states and
+saved tensors. So the operators of the shallow trace are paired with those of the deeper one, from the front and from
+the back, and each level is carried on in a straight line. The highest of them is the phase's peak; which one it is may
+change with depth.
 """
 
 from __future__ import annotations
@@ -44,9 +45,8 @@ def layer_kinds(config: Any, every: int = 1) -> tuple[str, ...]:
         kinds = [f"{kind} {'dense' if index < dense else 'experts'}" for index, kind in enumerate(kinds)]
     only = getattr(config, "mlp_only_layers", None) or ()
     step = getattr(config, "decoder_sparse_step", None) or 1
-    return tuple(
-        f"{kind} {index % every} {'dense' if index in only or (index + 1) % step else ''}" for index, kind in enumerate(kinds)
-    )
+    plain = [index in only or (index + 1) % step != 0 for index in range(count)]
+    return tuple(f"{kind} {index % every} {'dense' * plain[index]}" for index, kind in enumerate(kinds))
 
 
 def choose_depths(kinds: tuple[str, ...], edge: int = 1) -> Depths | None:
@@ -56,11 +56,9 @@ def choose_depths(kinds: tuple[str, ...], edge: int = 1) -> Depths | None:
     """
     full = len(kinds)
     for period in range(1, full // 2 + 1):
-        start = next(
-            (s for s in range(full - 2 * period) if all(kinds[i] == kinds[i + period] for i in range(s, full - period))),
-            None,
-        )
-        if start is None:
+        # The layers before the last one that differs from its counterpart a period later are not part of the pattern.
+        start = max((i + 1 for i in range(full - period) if kinds[i] != kinds[i + period]), default=0)
+        if start >= full - 2 * period:
             continue
         low = start + 2 * edge * period
         low += (full - low) % period
@@ -113,7 +111,7 @@ def extend(low: TraceResult, high: TraceResult, depths: Depths) -> TraceResult |
                 shares[phase] = {name: line(first.get(name, 0), second.get(name, 0)) for name in {**first, **second}}
     top = max(peaks[steps], key=lambda phase: peaks[steps][phase].bytes)
     begin = max(peaks[1], key=lambda phase: peaks[1][phase].bytes)
-    numbers = {name: line(getattr(low, name), getattr(high, name)) for name in _LINEAR}
+    numbers: dict[str, Any] = {name: line(getattr(low, name), getattr(high, name)) for name in _LINEAR}
     return replace(
         high,
         **numbers,
@@ -153,7 +151,7 @@ def _ops(recorder: Recorder, step: int, phase: str) -> list[Op]:
 
 
 def _pairs(low: list[Op], high: list[Op], depths: Depths) -> list[tuple[Op, Op]] | None:
-    """Pair the operators of two depths by place: in a layer counted from the front or the back, or outside the layers."""
+    """Pair the operators of two depths by place: in a layer counted from either end, or outside the layers."""
     if len(low) == len(high):
         pairs = list(zip(low, high))
         return pairs if all(a.name == b.name for a, b in pairs) else None

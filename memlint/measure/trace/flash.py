@@ -1,7 +1,7 @@
 """FlashAttention-2 as transformers calls it, by way of PyTorch's copy of the same kernel.
 
-The ``flash_attn`` package needs a GPU; PyTorch's ``_scaled_dot_product_flash_attention`` saves the same tensors (query, key,
-value, output, fp32 log-sum-exp, random state).
+The ``flash_attn`` package needs a GPU; PyTorch's ``_scaled_dot_product_flash_attention`` saves the same tensors (query,
+key, value, output, fp32 log-sum-exp, random state).
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 
-class _MatMul4Bit(torch.autograd.Function):
+class _MatMul4Bit(torch.autograd.Function):  # type: ignore[misc]
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, layer: FourBitLinear) -> torch.Tensor:
         ctx.layer = layer
@@ -25,7 +25,7 @@ class _MatMul4Bit(torch.autograd.Function):
         return torch.matmul(grad, ctx.layer.dequantised(grad.dtype)), None, None
 
 
-class FourBitLinear(torch.nn.Linear):
+class FourBitLinear(torch.nn.Linear):  # type: ignore[misc]
     """A frozen linear layer [out, in] whose weight is stored in 4 bits with one statistic per 64 values."""
 
     block = 64

@@ -50,7 +50,8 @@ def _library() -> str:
     os.makedirs(folder, exist_ok=True)
     root = os.path.dirname(torch.__file__)
     temporary = f"{target}.{os.getpid()}"
-    command = [compiler, "-std=c++20", "-O0", "-fPIC", "-shared", f"-D_GLIBCXX_USE_CXX11_ABI={int(torch._C._GLIBCXX_USE_CXX11_ABI)}"]
+    abi = int(torch._C._GLIBCXX_USE_CXX11_ABI)
+    command = [compiler, "-std=c++20", "-O0", "-fPIC", "-shared", f"-D_GLIBCXX_USE_CXX11_ABI={abi}"]
     command += [f"-I{root}/include", source, "-o", temporary, f"-L{root}/lib", "-lc10", "-ltorch_cpu"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:

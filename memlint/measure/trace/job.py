@@ -211,13 +211,13 @@ def _refuse(job: TrainingJob) -> None:
     for bad, name, value in checks:
         if bad:
             raise UserError(
-                f"memlint trace does not follow `{name}: {value}`; use `memlint estimate`, or change it with --set {name}=..."
+                f"memlint trace does not follow `{name}: {value}`; use `memlint estimate`, or change it with"
+                f" --set {name}=..."
             )
     for name in ("tensor", "pipeline", "context", "expert"):
-        if getattr(parallelism, name) > 1:
-            raise UserError(
-                f"memlint trace does not follow `parallelism.{name}: {getattr(parallelism, name)}`; use `memlint estimate`"
-            )
+        ways = getattr(parallelism, name)
+        if ways > 1:
+            raise UserError(f"memlint trace does not follow `parallelism.{name}: {ways}`; use `memlint estimate`")
 
 
 def _alone(job: TrainingJob) -> bool:

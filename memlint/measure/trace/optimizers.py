@@ -10,11 +10,11 @@ import torch
 from memlint.measure.trace.phases import local
 
 
-class Adam8bit(torch.optim.Optimizer):
+class Adam8bit(torch.optim.Optimizer):  # type: ignore[misc]
     """bitsandbytes' block-wise 8-bit AdamW as far as memory goes.
 
     bitsandbytes/optim/optimizer.py: two uint8 states and two fp32 scales per block of 256 elements; tensors under 4096
-    elements keep two fp32 states; two quantile maps of 256 fp32 values for each optimizer. The fused kernel works in place.
+    elements keep two fp32 states; two quantile maps of 256 fp32 values for each optimizer. The kernel works in place.
     """
 
     block = 256
@@ -24,7 +24,7 @@ class Adam8bit(torch.optim.Optimizer):
         super().__init__(parameters, {})
         self.maps: list[torch.Tensor] = []
 
-    @torch.no_grad()
+    @torch.no_grad()  # type: ignore[untyped-decorator]
     def step(self, closure: Any = None) -> None:
         """Make the states of parameters that have a gradient for the first time."""
         for group in self.param_groups:
@@ -44,13 +44,13 @@ class Adam8bit(torch.optim.Optimizer):
                         state[name] = torch.zeros(blocks, dtype=torch.float32, device=parameter.device)
 
 
-class Adam32bit(torch.optim.Optimizer):
+class Adam32bit(torch.optim.Optimizer):  # type: ignore[misc]
     """bitsandbytes' 32-bit AdamW: two fp32 states whatever the parameter's dtype, a fused kernel in place."""
 
     def __init__(self, parameters: Iterable[Any]) -> None:
         super().__init__(parameters, {})
 
-    @torch.no_grad()
+    @torch.no_grad()  # type: ignore[untyped-decorator]
     def step(self, closure: Any = None) -> None:
         """Make the states of parameters that have a gradient for the first time."""
         for group in self.param_groups:

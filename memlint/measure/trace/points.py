@@ -1,6 +1,6 @@
 """Trace reference points and print where a trace differs from them.
 
-    python -m memlint.measure.trace.points --points ../shared/oracle/points.jsonl [--id g150 ...] [--events FILE] [--saved]
+python -m memlint.measure.trace.points --points ../shared/oracle/points.jsonl [--id g150] [--events FILE] [--saved]
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def main(argv: list[str] | None = None) -> int:
         points = [p for p in points if p["model"] in options.model or p["model_type"] in options.model]
     for point in points:
         start = time.monotonic()
-        name = f"{point['id']} {point['model']} b{point['batch']} s{point['seq']} {point['precision']} {point['optim']} {point['attn']} ckpt={point['ckpt']}"
+        name = "{id} {model} b{batch} s{seq} {precision} {optim} {attn} ckpt={ckpt}".format(**point)
         try:
             result = trace_point(point, options.every_layer or bool(options.events) or options.saved)
         except Exception as error:
@@ -91,7 +91,8 @@ def main(argv: list[str] | None = None) -> int:
         if options.full or not good or options.id:
             for key, expected, traced in differences(point, result):
                 if options.full or expected != traced:
-                    print(f"    {key:32} expected {expected:>16,} traced {traced:>16,} difference {traced - expected:+,}")
+                    change = traced - expected
+                    print(f"    {key:32} expected {expected:>16,} traced {traced:>16,} difference {change:+,}")
         if options.saved:
             print(saved_table(result))
         if options.events:

@@ -1,22 +1,20 @@
 """Follow every CUDA storage from its first appearance to its end.
 
-A :class:`Recorder` is a dispatch mode above FakeTensorMode: it sees each operator after autograd, notes the storages
-among its outputs and is told by a weak reference when the last owner lets go, exactly when eager PyTorch would return
+A :class:`Recorder` is told of each operator below autograd (:mod:`memlint.measure.trace.mode`), notes the storages
+among its outputs and learns from a weak reference when the last owner lets go, exactly when eager PyTorch would return
 the block to the allocator. Sizes are rounded up to 512 bytes as the caching allocator rounds them
 (c10/cuda/CUDACachingAllocator, kMinBlockSize).
 """
 
 from __future__ import annotations
 
-import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
-import torch.distributed.tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from memlint.measure.trace.workspace import workspace_bytes
 
@@ -186,7 +184,9 @@ class Recorder:
         self.op = name
         module: str | None = None
         for tensor in tensors_of(outputs):
-            if tensor.device.type != "cuda":
+            # Asking a fake tensor for its `device` is an operator of its own; its `fake_device` is an attribute.
+            device = getattr(tensor, "fake_device", None) or tensor.device
+            if device.type != "cuda":
                 continue
             storage = tensor.untyped_storage()
             if storage._cdata in self.storages or storage.nbytes() == 0:
@@ -236,10 +236,10 @@ class Recorder:
         self.live += size
         self.events.append(Event(1, record, self.phase, name, self.live))
         if key not in self.references:
-            self.references[key] = weakref.ref(storage, lambda _, key=key: self.gone(key))
+            self.references[key] = weakref.ref(storage, partial(self.gone, key))
         return record
 
-    def gone(self, key: int) -> None:
+    def gone(self, key: int, reference: object = None) -> None:
         """The storage object itself has ended."""
         del self.references[key]
         if key in self.storages:
@@ -286,74 +286,3 @@ def tensors_of(value: Any) -> Iterator[torch.Tensor]:
     elif isinstance(value, (list, tuple)):
         for item in value:
             yield from tensors_of(item)
-
-
-class RecordingMode(TorchDispatchMode):
-    """Run each operator and hand its outputs to a :class:`Recorder`."""
-
-    def __init__(self, recorder: Recorder, *, padding: bool = False) -> None:
-        super().__init__()
-        self.recorder = recorder
-        self.padding = padding
-        self.threads: set[int] = set()
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run ``func`` and record what it made."""
-        if any(issubclass(kind, torch.distributed.tensor.DTensor) for kind in types):
-            return NotImplemented  # taken apart into this rank's tensors first
-        kwargs = kwargs or {}
-        if func is torch.ops.aten._local_scalar_dense.default and args[0].dtype == torch.bool:
-            # Checks such as "is nothing masked?", "are rows not packed?": their answer is declared, not computed.
-            return not self.padding
-        if threading.get_ident() not in self.threads:
-            # FakeTensorMode sets this for the thread that enters it; autograd's device thread needs it too, or an index
-            # given as a Python list is moved to a device that does not exist.
-            self.threads.add(threading.get_ident())
-            torch._C._set_only_lift_cpu_tensors(True)
-        recorder = self.recorder
-        if recorder.modules and torch.is_grad_enabled():
-            paths = recorder.recomputed_paths if recorder.phase == "backward" else recorder.paths
-            paths[torch.autograd._get_sequence_nr() - 1] = recorder.modules[-1]
-        if func is torch.ops.aten.add.Tensor and recorder.phase == "backward" and _accumulates_in_place(args, kwargs):
-            func = torch.ops.aten.add_.Tensor
-        outputs = _grouped_mm(func, args, kwargs) if func is torch.ops.aten._grouped_mm.default else func(*args, **kwargs)
-        recorder.observe(func._schema.name, outputs, args, kwargs)
-        return outputs
-
-
-def _accumulates_in_place(args: Any, kwargs: Any) -> bool:
-    """Whether the engine, summing two gradients of one tensor, would write into the first.
-
-    torch/csrc/autograd/input_buffer.cpp, can_accumulate_inplace: it does when it holds the last reference to the tensor and
-    its storage and no dispatch mode is active. A mode is active here, so its choice is restored. A view holds its base,
-    so a storage that a view arrives with is never the last reference (seen on real CPU tensors).
-    """
-    if torch.is_grad_enabled() or kwargs or len(args) != 2:
-        return False
-    old, new = args
-    return (
-        isinstance(new, torch.Tensor)
-        and old.shape == new.shape
-        and old.dtype == new.dtype
-        and not old._is_view()
-        and _dense(old)
-    )
-
-
-def _dense(tensor: torch.Tensor) -> bool:
-    expected = 1
-    for stride, size in sorted(zip(tensor.stride(), tensor.shape)):
-        if size != 1:
-            if stride != expected:
-                return False
-            expected *= size
-    return True
-
-
-def _grouped_mm(func: Any, args: Any, kwargs: Any) -> Any:
-    """Shapes of a grouped matrix product in fp32: CUDA computes it, PyTorch's fake kernel knows bf16 alone."""
-    dtype = args[0].dtype
-    if dtype == torch.bfloat16:
-        return func(*args, **kwargs)
-    halves = [a.to(torch.bfloat16) if isinstance(a, torch.Tensor) and a.dtype == dtype else a for a in args]
-    return func(*halves, **kwargs).to(dtype)

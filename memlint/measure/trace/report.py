@@ -8,7 +8,7 @@ from memlint.measure.trace.result import TraceResult, component_of
 
 
 def saved_table(result: TraceResult) -> str:
-    """What forward keeps for backward, grouped by module (layer numbers replaced by ``*``), operator, shape and dtype."""
+    """What forward keeps for backward, grouped by module (``*`` for layer numbers), operator, shape and dtype."""
     groups: dict[tuple[str, str, tuple[int, ...], str], list[int]] = {}
     for storage in result.saved:
         key = (re.sub(r"\.\d+(?=\.|$)", ".*", storage.module), storage.op, storage.shape, storage.dtype)

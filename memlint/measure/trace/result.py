@@ -105,7 +105,9 @@ def summarise(
         breakdown=breakdown(top.peak),
         phase_peaks={phase: here[phase].peak.bytes for phase in PHASES if phase in here},
         phase_breakdowns={phase: breakdown(here[phase].peak) for phase in PHASES if phase in here},
-        phase_decomposed={phase: here[phase].peak.bytes - _lowest(recorder, here[phase]) for phase in PHASES if phase in here},
+        phase_decomposed={
+            phase: here[phase].peak.bytes - _lowest(recorder, here[phase]) for phase in PHASES if phase in here
+        },
         phase_ends={phase: here[phase].end_bytes for phase in PHASES if phase in here},
         peaks={phase: here[phase].peak for phase in PHASES if phase in here},
         param_bytes=total(at_start, "params"),
@@ -132,8 +134,7 @@ def summarise(
 def _lowest(recorder: Recorder, mark: Mark) -> int:
     start = recorder.events[mark.start_event - 1].live if mark.start_event else 0
     return max(
-        [start]
-        + [op.live - op.decomposed for op in recorder.ops if op.step == mark.step and op.phase == mark.phase]
+        [start] + [op.live - op.decomposed for op in recorder.ops if op.step == mark.step and op.phase == mark.phase]
     )
 
 

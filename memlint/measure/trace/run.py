@@ -16,9 +16,10 @@ from memlint.measure.trace.cuda_choices import cuda_choices
 from memlint.measure.trace.extend import choose_depths, extend, layer_kinds, shallow
 from memlint.measure.trace.four_bit import quantise
 from memlint.measure.trace.guard import install_idle_cuda
+from memlint.measure.trace.mode import RecordingMode
 from memlint.measure.trace.optimizers import OPTIMIZERS
 from memlint.measure.trace.phases import label, loss_phase, module_paths
-from memlint.measure.trace.recorder import Recorder, RecordingMode
+from memlint.measure.trace.recorder import Recorder
 from memlint.measure.trace.result import TraceResult, summarise
 from memlint.measure.trace.settings import TraceSettings
 from memlint.measure.trace.sharding import fake_ranks, shard
@@ -55,8 +56,10 @@ def trace(
     if remote is not None:
         return _trace_once(hf_config, settings, progress, remote)
     config = make_config(hf_config)
-    special_ends = settings.shards > 1 or settings.lora is not None or bool(getattr(config, "is_encoder_decoder", False))
-    by_number = settings.train_last is not None or any(any(c.isdigit() for c in f) for f in (*settings.freeze, *settings.train_only))
+    two_stacks = bool(getattr(config, "is_encoder_decoder", False))
+    special_ends = settings.shards > 1 or settings.lora is not None or two_stacks
+    fragments = (*settings.freeze, *settings.train_only)
+    by_number = settings.train_last is not None or any(any(c.isdigit() for c in part) for part in fragments)
     depths = None
     if not every_layer and not by_number and getattr(config, "num_hidden_layers", None):
         depths = choose_depths(layer_kinds(config, settings.checkpoint_every), 2 if special_ends else 1)

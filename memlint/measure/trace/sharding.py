@@ -64,7 +64,10 @@ def fake_ranks(recorder: Recorder, world: int) -> Iterator[Any]:
         return run
 
     with contextlib.ExitStack() as stack:
-        put = lambda owner, name, value: stack.enter_context(mock.patch.object(owner, name, value))  # noqa: E731
+
+        def put(owner: Any, name: str, value: Any) -> None:
+            stack.enter_context(mock.patch.object(owner, name, value))
+
         for name in ("Stream", "Event", "stream"):
             put(torch.cuda, name, _Idle)
         for name in ("current_stream", "default_stream"):
@@ -94,7 +97,8 @@ def shard(model: Any, base: Any, mesh: Any, settings: TraceSettings) -> None:
     half = DTYPES[settings.autocast] if settings.autocast else None
     policy = MixedPrecisionPolicy(param_dtype=half, reduce_dtype=half)
     whole = set(getattr(base, "_no_split_modules", None) or ())
-    options: dict[str, Any] = {"mesh": mesh, "mp_policy": policy, "reshard_after_forward": settings.reshard_after_forward}
+    reshard = settings.reshard_after_forward
+    options: dict[str, Any] = {"mesh": mesh, "mp_policy": policy, "reshard_after_forward": reshard}
     for module in model.modules():
         if type(module).__name__ in whole:
             fully_shard(module, **options)

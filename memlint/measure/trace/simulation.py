@@ -1,7 +1,7 @@
 """What the simulated step keeps for backward, tensor by tensor: the other side of a comparison with a trace.
 
-The estimator's storages know a size and a component; where each was made is read from the call stack while one full step
-runs, so that the estimator itself stays as it is.
+The estimator's storages know a size and a component; where each was made is read from the call stack while one full
+step runs, so that the estimator itself stays as it is.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 CHUNK = 65536
-"""Elements that one block of a multi-tensor kernel handles (aten/src/ATen/native/cuda/MultiTensorApply.cuh, kChunkSize)."""
+"""Elements a block of a multi-tensor kernel handles (aten/src/ATen/native/cuda/MultiTensorApply.cuh, kChunkSize)."""
 
 
 def workspace_bytes(name: str, args: Any, kwargs: Any, outputs: Any) -> int:
@@ -22,7 +22,7 @@ def _foreach_norm(args: Any, outputs: Any) -> int:
     # aten/src/ATen/native/cuda/ForeachReduceOp.cu: output_per_tensor is {ntensors * max_chunks_per_tensor} of fp32.
     tensors = args[0]
     chunks = max(-(-tensor.numel() // CHUNK) for tensor in tensors)
-    return len(tensors) * chunks * 4
+    return int(len(tensors) * chunks * 4)
 
 
 def _flash_backward(args: Any, outputs: Any) -> int:
@@ -36,7 +36,7 @@ def _flash_backward(args: Any, outputs: Any) -> int:
     total = batch * heads * rows * (columns + 1) * 4
     if key.shape[1] != heads:
         total += 2 * batch * heads * key.shape[2] * size * query.element_size()
-    return total
+    return int(total)
 
 
 def _efficient_backward(args: Any, outputs: Any) -> int:

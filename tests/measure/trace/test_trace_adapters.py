@@ -15,8 +15,8 @@ from tests.measure.trace.shapes import tiny, traced
 
 pytestmark = [pytest.mark.measure, pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")]
 
-H, I, V = 64, 160, 1024
-LINEAR = [(H, H)] * 4 + [(I, H)] * 2 + [(H, I)]
+H, MLP, V = 64, 160, 1024
+LINEAR = [(H, H)] * 4 + [(MLP, H)] * 2 + [(H, MLP)]
 """(out, in) of the linear layers of one block."""
 
 
@@ -70,7 +70,8 @@ def test_four_bit_weights_are_packed_and_dequantised_for_one_product(double_quan
     plain = 2 * 4 * V * H + 5 * rounded(4 * H)
     adapters = sum(rounded(4 * n) for n in adapter_tensors(4))
     assert result.param_bytes == packed + plain + adapters
-    dequantised = [e.storage for e in result.recorder.events if e.storage.shape == (I, H) and e.storage.op == "aten::empty"]
+    storages = [event.storage for event in result.recorder.events]
+    dequantised = [s for s in storages if s.shape == (MLP, H) and s.op == "aten::empty"]
     assert dequantised
     assert all(storage.died >= 0 for storage in dequantised)
 
@@ -82,7 +83,8 @@ def test_shards_of_all_ranks_add_up_to_the_model(world: int) -> None:
     assert one.parameters == whole.parameters
     # Every tensor of the tiny model divides by 64 along its first dimension, the MLP's 160 rows do not.
     ways = [(V, H), (V, H), *([(H,)] * 5), *(LINEAR * 2)]
-    assert one.param_bytes == sum(rounded(4 * -(-shape[0] // world) * (shape[1] if len(shape) > 1 else 1)) for shape in ways)
+    shards = [4 * -(-rows // world) * (rest[0] if rest else 1) for rows, *rest in ways]
+    assert one.param_bytes == sum(rounded(size) for size in shards)
     assert one.grad_bytes <= one.param_bytes
     assert one.optim_bytes == 2 * one.param_bytes
     assert one.phase_breakdowns["backward"]["communication"] > 0
@@ -91,7 +93,7 @@ def test_shards_of_all_ranks_add_up_to_the_model(world: int) -> None:
 def test_a_gathered_unit_is_freed_again_after_forward_unless_told_otherwise() -> None:
     freed = traced(precision="bf16-autocast", shards=8)
     held = traced(precision="bf16-autocast", shards=8, reshard_after_forward=False)
-    layers = 2 * 2 * (4 * H * H + 3 * H * I + 2 * H)
+    layers = 2 * 2 * (4 * H * H + 3 * H * MLP + 2 * H)
     assert held.fwd_end_bytes - freed.fwd_end_bytes >= layers
 
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-torch = pytest.importorskip("torch")
+pytest.importorskip("torch")
 pytest.importorskip("transformers")
+
+import torch
 
 from memlint.measure.trace.cuda_choices import attention_kernel
 from tests.measure.trace.shapes import tiny, traced

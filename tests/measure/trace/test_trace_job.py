@@ -109,7 +109,7 @@ def test_a_setting_that_no_trace_follows_is_named(job: Any, training: dict[str, 
 
 
 def test_sharding_other_than_fsdp2_is_refused(job: Any) -> None:
-    with pytest.raises(UserError, match="does not follow `parallelism.strategy: zero3`"):
+    with pytest.raises(UserError, match=r"does not follow `parallelism\.strategy: zero3`"):
         run(job(None, strategy="zero3", gpus=8))
 
 

@@ -14,8 +14,8 @@ from tests.measure.trace.shapes import TINY, tiny, traced
 
 pytestmark = [pytest.mark.measure, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
 
-H, I, HEADS, V, S = 64, 160, 4, 1024, 256
-PER_LAYER = 4 * H * H + 3 * H * I + 2 * H
+H, MLP, HEADS, V, S = 64, 160, 4, 1024, 256
+PER_LAYER = 4 * H * H + 3 * H * MLP + 2 * H
 """Parameters of one layer of the tiny model: q, k, v, o; gate, up, down; two norms."""
 
 
@@ -43,7 +43,7 @@ def test_a_layer_keeps_24_hidden_and_8_mlp_widths_a_token(plain: TraceResult) ->
     """shared/oracle/FACTS.md: 24H + 8I, log-sum-exp 4 for each head, 8 for the two rsqrt."""
     layer = [storage for storage in plain.saved if storage.module.startswith("model.layers.1.")]
     # Two random-state words of the attention kernel take a block of 512 each.
-    assert sum(s.bytes for s in layer) == S * (24 * H + 8 * I + 4 * HEADS + 8) + 2 * 512
+    assert sum(s.bytes for s in layer) == S * (24 * H + 8 * MLP + 4 * HEADS + 8) + 2 * 512
 
 
 def test_everything_ends_when_the_trace_ends(plain: TraceResult) -> None:
@@ -82,12 +82,12 @@ def test_both_kinds_of_checkpointing_have_the_same_peak() -> None:
 def test_autocast_keeps_half_copies_of_the_weights() -> None:
     mixed = traced(precision="bf16-autocast")
     # Every matrix but the embedding (looked up, not multiplied).
-    assert mixed.saved_cast_weight_bytes == 2 * (V * H + 2 * (4 * H * H + 3 * H * I))
+    assert mixed.saved_cast_weight_bytes == 2 * (V * H + 2 * (4 * H * H + 3 * H * MLP))
 
 
 def test_eight_bit_states_take_a_byte_and_a_scale_for_256() -> None:
     quantised = traced(optimizer="adam8bit")
-    large = [V * H, V * H] + 2 * (4 * [H * H] + 3 * [H * I])
+    large = [V * H, V * H] + 2 * (4 * [H * H] + 3 * [H * MLP])
     norms = 5 * 2 * rounded(4 * H)
     maps = 2 * 1024
     assert quantised.optim_bytes == sum(2 * (rounded(n) + rounded(n // 256 * 4)) for n in large) + norms + maps

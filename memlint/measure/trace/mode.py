@@ -1,0 +1,86 @@
+"""The dispatch mode above FakeTensorMode that hands every operator to a recorder, and restores what a mode changes."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import torch
+import torch.distributed.tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from memlint.measure.trace.recorder import Recorder
+
+
+class RecordingMode(TorchDispatchMode):  # type: ignore[misc]
+    """Run each operator and hand its outputs to a :class:`Recorder`."""
+
+    def __init__(self, recorder: Recorder, *, padding: bool = False) -> None:
+        super().__init__()
+        self.recorder = recorder
+        self.padding = padding
+        self.threads: set[int] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run ``func`` and record what it made."""
+        if any(issubclass(kind, torch.distributed.tensor.DTensor) for kind in types):
+            return NotImplemented  # taken apart into this rank's tensors first
+        kwargs = kwargs or {}
+        if func is torch.ops.aten._local_scalar_dense.default and args[0].dtype == torch.bool:
+            # Checks such as "is nothing masked?", "are rows not packed?": their answer is declared, not computed.
+            return not self.padding
+        if threading.get_ident() not in self.threads:
+            # FakeTensorMode sets this for the thread that enters it; autograd's device thread needs it too, or an index
+            # given as a Python list is moved to a device that does not exist.
+            self.threads.add(threading.get_ident())
+            torch._C._set_only_lift_cpu_tensors(True)
+        recorder = self.recorder
+        if recorder.modules and torch.is_grad_enabled():
+            paths = recorder.recomputed_paths if recorder.phase == "backward" else recorder.paths
+            paths[torch.autograd._get_sequence_nr() - 1] = recorder.modules[-1]
+        if func is torch.ops.aten.add.Tensor and recorder.phase == "backward" and _accumulates_in_place(args, kwargs):
+            func = torch.ops.aten.add_.Tensor
+        if func is torch.ops.aten._grouped_mm.default:
+            outputs = _grouped_mm(func, args, kwargs)
+        else:
+            outputs = func(*args, **kwargs)
+        recorder.observe(func._schema.name, outputs, args, kwargs)
+        return outputs
+
+
+def _accumulates_in_place(args: Any, kwargs: Any) -> bool:
+    """Whether the engine, summing two gradients of one tensor, would write into the first.
+
+    torch/csrc/autograd/input_buffer.cpp, can_accumulate_inplace: it does when it holds the last reference to the tensor
+    and its storage and no dispatch mode is active. A mode is active here, so its choice is restored. A view holds its
+    base, so a storage that a view arrives with is never the last reference (seen on real CPU tensors).
+    """
+    if torch.is_grad_enabled() or kwargs or len(args) != 2:
+        return False
+    old, new = args
+    return (
+        isinstance(new, torch.Tensor)
+        and old.shape == new.shape
+        and old.dtype == new.dtype
+        and not old._is_view()
+        and _dense(old)
+    )
+
+
+def _dense(tensor: torch.Tensor) -> bool:
+    expected = 1
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape)):
+        if size != 1:
+            if stride != expected:
+                return False
+            expected *= size
+    return True
+
+
+def _grouped_mm(func: Any, args: Any, kwargs: Any) -> Any:
+    """Shapes of a grouped matrix product in fp32: CUDA computes it, PyTorch's fake kernel knows bf16 alone."""
+    dtype = args[0].dtype
+    if dtype == torch.bfloat16:
+        return func(*args, **kwargs)
+    halves = [a.to(torch.bfloat16) if isinstance(a, torch.Tensor) and a.dtype == dtype else a for a in args]
+    return func(*halves, **kwargs).to(dtype)
