@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from memlint.estimate.engine.tape import Node, Tape, Tensor
+from memlint.estimate.engine.tape import Node, Shape, Tape, Tensor
 from memlint.estimate.ops.attention import efficient_scratch, softmax
 from memlint.estimate.ops.basic import add, copy, dropout, scale
 from memlint.estimate.ops.linear import matmul, to_autocast
@@ -57,10 +57,12 @@ def _anchored_backward(f: Tape, node: Node, grad: Tensor) -> tuple[Tensor]:
     return (grad,)
 
 
-def anchored(f: Tape, x: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
-    """x, with buckets [T, T] that live as long as its history does; and the bias made again for the caller to hold."""
-    again = f.like(bias)
-    buckets = f.new(bias.shape[2:], "int64")
+def anchored(f: Tape, x: Tensor, made: tuple[Shape, str], history: Node | None) -> tuple[Tensor, Tensor]:
+    """x, with buckets [T, T] that live as long as its history does; and the bias made again, over the first one's history."""
+    shape, dtype = made
+    again = f.new(shape, dtype)
+    again.node = history
+    buckets = f.new(shape[2:], "int64")
     out = x.detach()
     if f.needs(x):
         f.record(out, _anchored_backward, (x,), (buckets,))

@@ -30,6 +30,10 @@ def t5_norm(f: Tape, x: Tensor, weight: Weight) -> Tensor:
     return mul(f, weight, x)
 
 
+SHARED = ("bias", "bias node", "bias shape", "mask", "source", "cross bias", "cross mask")
+"""What the blocks of a stack share, by its name in ``env.state``."""
+
+
 class Attention:
     """T5Attention; the position bias comes from outside."""
 
@@ -115,7 +119,11 @@ class Block:
 
     def __init__(self, a: Architecture, b: Build, kind: str, index: int, env: Env, root: str) -> None:
         name = f"{root}.block.{index}.layer"
-        self.env, self.root, self.first = env, root, kind == "first"
+        self.env, self.first = env, kind == "first"
+        self.given: Tensor | None = None
+        """The bias that the first block has just made; a recomputation has none and makes it again."""
+        if self.first:
+            self.uses = tuple(n for n in SHARED if n != "bias")
         self.decoder = root == "decoder"
         self.dropout = float(a.get("dropout_rate", 0.0))
         self.attention = Attention(a, b, f"{name}.0.SelfAttention")
@@ -144,23 +152,30 @@ class Block:
     def __call__(self, f: Tape, x: Tensor) -> Tensor:
         """x [B, T, H] -> [B, T, H]."""
         state = self.env.state
-        again: Any = None
-        if self.first and f.saves_left is not None:
-            # The recomputation of the first block makes its biases again; of them only the buckets are kept.
-            x, again = anchored(f, x, state["bias"])
+        made: Any = None
+        if self.first:
+            # The first block makes the biases: a recomputation makes them again, and keeps of them only the buckets.
+            if self.given is None:
+                x, made = anchored(f, x, state["bias shape"], state["bias node"])
+            state["bias"] = self.given or made
         x, _ = self.sublayer(f, x, self.attention, self.norm, None, ("bias", "mask"))
         if self.cross is not None:
-            if again is not None:
-                again = (again, f.like(state["cross bias"]))
+            if made is not None:
+                made = (made, f.like(state["cross bias"]))
             x, _ = self.sublayer(f, x, self.cross, self.cross_norm, state["source"], ("cross bias", "cross mask"))
-        return self.feed_forward(f, x)
+        x = self.feed_forward(f, x)
+        if made is not None:
+            del state["bias"]
+        return x
 
 
 class StackOfBlocks:
     """T5Stack: embedded ids -> hidden states."""
 
     def __init__(self, a: Architecture, b: Build, env: Env, root: str, layers: int) -> None:
-        self.env, self.root = env, root
+        self.env = env
+        self.held: Tensor | None = None
+        """A leaf of the graph with its gradient: both live as long as the graph, that is until backward has returned."""
         self.dropout = float(a.get("dropout_rate", 0.0))
         # The last block, whose backward makes the first gradients of what all share, is not like those before it.
         kinds = ["first", *["rest"] * (layers - 2), "last"][:layers]
@@ -193,21 +208,27 @@ class StackOfBlocks:
             leaf = Leaf(shape, dtype)
             leaf.sink = _collect
             zeros.node = leaf
+            self.held = zeros
         return zeros
 
     def __call__(self, f: Tape, embeds: Tensor, mask: Tensor | None, source: Tensor | None, padded: Tensor | None) -> Tensor:
         """embeds [B, T, H] over the encoder's source [B, S, H] -> [B, T, H]."""
-        env, rows, length = self.env, embeds.shape[0], embeds.shape[1]
+        env, length = self.env, embeds.shape[1]
         state = env.state
         x = dropout(f, embeds, self.dropout)
         state["mask"], state["source"], state["cross mask"] = mask, source, padded
-        state["bias"] = self.bias(f, length)
+        bias = self.bias(f, length)
+        state["bias"], state["bias node"], state["bias shape"] = bias, bias.node, (bias.shape, bias.dtype)
+        state["cross bias"] = None
         if source is not None:
             # Queries are half under autocast, and so are these zeros.
             dtype = f.autocast or x.dtype
             state["cross bias"] = self.zeros(f, (1, self.blocks[0].attention.heads, length, source.shape[1]), dtype)
-        del state, rows
+        first = self.blocks[0]
+        first.given = bias
+        del state, bias
         x = self.layers(f, env, x)
+        first.given = None
         x = t5_norm(f, x, self.norm)
         x = dropout(f, x, self.dropout)
         env.release()
@@ -253,6 +274,7 @@ class Model:
         if env.padding:
             padded = f.new((rows, 1, target, batch.length), "bool" if env.attention == "sdpa" else embeds.dtype)
         out = self.decoder(f, embeds, mask, hidden, padded)
+        env.state["held"], self.decoder.held = self.decoder.held, None
         del embeds, mask, padded
         scaled = scale(f, out) if self.scaled else out
         f.component = LOGITS
