@@ -31,6 +31,7 @@ class Search:
         priced.sort()
         self._prices = [cost for cost, _ in priced]
         self._choices = [choice for _, choice in priced]
+        self._apart = _apart(evaluator)
         self._probed: dict[tuple[int, int], tuple[Choice, ...]] = {}
         self._lowest: tuple[Choice, Outcome] | None = None
 
@@ -40,10 +41,10 @@ class Search:
         return self._without_harm(found, accept) if found is not None else None
 
     def _find(self, accept: Accept, low: int, high: int, depth: int) -> Choice | None:
-        if high - low > 1 and not any(self._accepted(choice, accept) for choice in self._probes(low, high)):
+        if self._prices[low] == self._prices[high - 1]:
+            return next((choice for choice in self._choices[low:high] if self._accepted(choice, accept)), None)
+        if not any(self._accepted(choice, accept) for choice in self._probes(low, high)):
             return None
-        if high - low == 1 or depth == len(self._order):
-            return next((c for c in self._choices[low:high] if self._accepted(c, accept)), None)
         start = low
         while start < high:
             value = self._prices[start][depth]
@@ -79,12 +80,13 @@ class Search:
         """The strongest possible members of a group: one for each way to shard and each optimizer in it.
 
         These two are no ladder: which saves most depends on the model (Adafactor's step holds copies of the largest
-        matrix) and on each other.
+        matrix) and on each other. Nor are dimensions that share a category, where one is bought instead of the other,
+        nor the first step of a smaller micro batch, which brings accumulation: gradients stay alive in the forward.
         """
-        places = [i for i, one in enumerate(self._evaluate.dimensions) if one.name in _NO_LADDER]
+        places = self._apart
         members: dict[Choice, list[Choice]] = {}
         for choice in self._choices[low:high]:
-            members.setdefault(tuple(choice[place] for place in places), []).append(choice)
+            members.setdefault(tuple(min(choice[place], most) for place, most in places), []).append(choice)
         found: list[Choice] = []
         for way in sorted(members, key=lambda way: (sum(way), way), reverse=True):
             found += self._possible(members[way], sum)
@@ -134,7 +136,7 @@ class Search:
             for place, dimension in enumerate(self._evaluate.dimensions):
                 if dimension.name in _MONOTONE:
                     continue
-                for number in range(len(dimension.remedies) + 1):
+                for number in (0, 1) if dimension.name == "batch" else range(len(dimension.remedies) + 1):
                     other_choice = (*choice[:place], number, *choice[place + 1 :])
                     other = self._evaluate(other_choice)
                     if other is not None and _peak(other) < _peak(outcome):
@@ -142,13 +144,27 @@ class Search:
         return choice, outcome
 
 
-_MONOTONE = ("attention", "loss", "batch")
+_MONOTONE = ("attention", "loss")
 """Dimensions whose last remedy never needs more than the others."""
 
 _NO_LADDER = ("optimizer", "sharding")
 
 _TRIED = 12
 """How many of a group's strongest members are tried for one that is possible."""
+
+
+def _apart(evaluator: Evaluator) -> list[tuple[int, int]]:
+    """Places of the dimensions that are no ladder or not alone in a category, and how many options are told apart."""
+    paid: dict[str, set[int]] = {}
+    for place, dimension in enumerate(evaluator.dimensions):
+        for remedy in dimension.remedies:
+            for category in remedy.rank:
+                if category != "free":
+                    paid.setdefault(category, set()).add(place)
+    shared = {place for places in paid.values() if len(places) > 1 for place in places}
+    named = {place for place, one in enumerate(evaluator.dimensions) if one.name in _NO_LADDER}
+    batch = [(place, 1) for place, one in enumerate(evaluator.dimensions) if one.name == "batch"]
+    return [(place, len(evaluator.dimensions[place].remedies)) for place in sorted(shared | named)] + batch
 
 
 def _peak(outcome: Outcome) -> int:

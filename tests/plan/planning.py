@@ -86,7 +86,7 @@ def overloaded(seed, folder):
 
 
 def exhaustive(asked):
-    """The cheapest price that fits (else is tight) over every combination: no search, no pruning. None where none is."""
+    """The cheapest price that fits (else is tight) over every combination, none pruned; None where there is none."""
     evaluate = Planner(asked)._search()._evaluate
     outcomes = [
         outcome

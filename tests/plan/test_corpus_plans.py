@@ -5,10 +5,6 @@ By default a sample; MEMLINT_ALL_PLANS=1 holds the whole bar (100 configs).
 
 from __future__ import annotations
 
-import time
-from itertools import islice
-from statistics import median
-
 import pytest
 from planning import CORPUS, EVERYTHING, combinations, exhaustive, overloaded, question
 
@@ -50,17 +46,6 @@ def test_the_best_plan_is_that_of_an_exhaustive_search(tmp_path):
             break
     assert compared == COUNT
     assert len(wrong) <= compared // 100, wrong
-
-
-def test_a_plan_takes_less_than_a_second(tmp_path):
-    seconds = []
-    for path, target in islice(overloaded(2, tmp_path), COUNT):
-        asked = question(path, target)
-        start = time.process_time()
-        Planner(asked).report()
-        seconds.append(time.process_time() - start)
-    assert len(seconds) == COUNT
-    assert median(seconds) <= 1.0
 
 
 def test_every_promise_is_met_exactly_after_unsafe_fixes(tmp_path, capsys):
