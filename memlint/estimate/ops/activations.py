@@ -30,12 +30,11 @@ def activate(f: Tape, x: Tensor, name: str) -> Tensor:
 
 
 def _cube_backward(f: Tape, node: Node, grad: Tensor) -> tuple[Tensor]:
-    # pow_backward (FunctionsManual.cpp): grad * (exponent * self.pow(exponent - 1)).
+    # pow_backward (FunctionsManual.cpp): grad * (exponent * self.pow(exponent - 1)), temporaries alive until its end.
     power = f.like(grad)
     scaled = f.like(grad)
-    del power
     out = f.like(grad)
-    del scaled
+    del power, scaled
     return (out,)
 
 
