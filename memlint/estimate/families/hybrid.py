@@ -262,7 +262,11 @@ class Model:
             env.state["rope"] = rotary_tables(f, length, self.rotary, x.dtype)
         x = self.layers(f, env, x)
         x = self.norm(f, env, x)
+        # Only attention layers hold masks and tables. Where one block stands for many they would be freed with each of
+        # them, so they are kept until the backward pass is over.
+        shared = env.state
         env.release()
+        env.state["shared"] = shared
         return x
 
 
