@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 import torch.distributed.tensor
+from torch._subclasses import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from memlint.measure.trace.recorder import Recorder
@@ -23,6 +24,8 @@ class RecordingMode(TorchDispatchMode):  # type: ignore[misc]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run ``func`` and record what it made."""
+        if func is torch.ops.prim.device.default and isinstance(args[0], FakeTensor):
+            return args[0].fake_device  # PyTorch asks for it more often than it runs an operator
         if any(issubclass(kind, torch.distributed.tensor.DTensor) for kind in types):
             return NotImplemented  # taken apart into this rank's tensors first
         kwargs = kwargs or {}
