@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from memlint.errors import UserError
@@ -39,6 +40,29 @@ def make_optimizer(name: str, parameters: list[Any], *, in_backward: bool) -> tu
     """Return the optimizer of native name ``name`` and what is to be said about it."""
     make, notes = _maker(name)
     return (InBackward(parameters, make) if in_backward else make(parameters)), notes
+
+
+def keep_embeddings_in_32_bits(model: Any) -> Callable[[], None]:
+    """Give embeddings 32-bit states under an 8-bit optimizer, as Trainer does; returns what undoes it.
+
+    transformers 5.24 trainer.py create_optimizer: register_module_override(module, "weight", {"optim_bits": 32}).
+    bitsandbytes keeps the registered modules for as long as the process lives unless they are taken out.
+    """
+    if not has_bitsandbytes():
+        return lambda: None
+    import bitsandbytes
+    import torch
+
+    manager = bitsandbytes.optim.GlobalOptimManager.get_instance()
+    before = len(manager.module_weight_config_triple)
+    for module in model.modules():
+        if isinstance(module, torch.nn.Embedding):
+            manager.register_module_override(module, "weight", {"optim_bits": 32})
+
+    def undo() -> None:
+        del manager.module_weight_config_triple[before:]
+
+    return undo
 
 
 def _maker(name: str) -> tuple[Any, tuple[str, ...]]:

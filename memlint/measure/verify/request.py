@@ -35,6 +35,10 @@ STAND_INS = {
 """Native name -> an optimizer of the trace that only holds tensors of the same sizes."""
 
 
+TRAINERS = ("hf-trainer", "trl", "axolotl", "LLaMA-Factory")
+"""Frameworks whose runs go through transformers' Trainer."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
     """One verification, as the command line or `check --verify` asks for it."""
@@ -64,6 +68,8 @@ class Plan:
     grad_scaler: bool
     strategy: str
     """none, ddp or fsdp."""
+    trainer: bool
+    """transformers' Trainer makes the optimizer."""
     world: int
     device: str
 
@@ -111,6 +117,7 @@ def plan_run(job: TrainingJob, world: int, device: str) -> Plan:
         compile=training.compile,
         grad_scaler=training.precision.grad_scaler,
         strategy=strategy,
+        trainer=job.framework.startswith(TRAINERS),
         world=world,
         device=device,
     )

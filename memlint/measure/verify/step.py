@@ -17,9 +17,9 @@ from memlint.measure.trace.phases import loss_phase
 from memlint.measure.verify.loss import fused_loss
 from memlint.measure.verify.meter import Meter, make_meter
 from memlint.measure.verify.model import Built, build, by_name, tensors_bytes, weights_of
-from memlint.measure.verify.optimizers import make_optimizer
+from memlint.measure.verify.optimizers import keep_embeddings_in_32_bits, make_optimizer
 from memlint.measure.verify.out_of_memory import describe, is_out_of_memory
-from memlint.measure.verify.request import Plan
+from memlint.measure.verify.request import BITSANDBYTES, Plan
 
 STEPS = 2
 _LARGE = 2**27
@@ -61,11 +61,11 @@ def run_steps(
     sampled = None
     holder: dict[str, Any] = {}
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), contextlib.ExitStack() as cleanup:
             warnings.simplefilter("ignore")  # deprecations inside transformers, peft and torch are not the user's
             progress("building the model")
             holder["built"] = built = build(plan, mesh)
-            _train(plan, built, meter, run, holder, progress)
+            _train(plan, built, meter, run, holder, cleanup, progress)
         sampled = sample()
         if plan.device == "cuda":
             run.reserved_at_end = torch.cuda.memory_reserved()
@@ -87,13 +87,21 @@ def run_steps(
 
 
 def _train(
-    plan: Plan, built: Built, meter: Meter, run: Run, holder: dict[str, Any], progress: Callable[[str], None]
+    plan: Plan,
+    built: Built,
+    meter: Meter,
+    run: Run,
+    holder: dict[str, Any],
+    cleanup: contextlib.ExitStack,
+    progress: Callable[[str], None],
 ) -> None:
     settings, model = plan.settings, built.model
     run.elements, run.trained = built.elements, built.trained
     parameters = [p for p in model.parameters() if p.requires_grad]
     optimizer, said = make_optimizer(plan.optimizer, parameters, in_backward=plan.in_backward)
     holder["optimizer"] = optimizer
+    if plan.trainer and plan.optimizer in BITSANDBYTES and "8bit" in plan.optimizer:
+        cleanup.callback(keep_embeddings_in_32_bits(model))
     run.notes = (*built.notes, *said)
     scaler = torch.amp.GradScaler(plan.device, enabled=plan.grad_scaler)
     run.static["parameters"] = tensors_bytes(weights_of(model), plan.device)
