@@ -23,6 +23,10 @@ LORA_METHODS = ("lora", "qlora", "adalora", "dora")
 """Methods that put a low-rank branch beside linear layers."""
 
 
+KBIT_TYPES = ("nf4", "fp4", "int8")
+"""Quantised bases that k-bit preparation upcasts around (not GPTQ, AQLM, HQQ: prepare_model_for_kbit_training)."""
+
+
 class Linear:
     """nn.Linear."""
 
@@ -109,6 +113,10 @@ class Build:
             return "fp32"
         if trainable and precision.trainable_weights is not None:
             return precision.trainable_weights
+        quantization = self.training.quantization
+        if quantization is not None and quantization.kbit_preparation and quantization.type in KBIT_TYPES:
+            # peft 0.21 utils/other.py prepare_model_for_kbit_training: every half parameter that is not 4-bit becomes fp32.
+            return "fp32"
         return precision.weights
 
     def parameter(
