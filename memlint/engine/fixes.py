@@ -9,6 +9,7 @@ from typing import NamedTuple
 from memlint.document.model import Document
 from memlint.engine.options import CheckOptions
 from memlint.engine.result import CheckResult, FileReport
+from memlint.engine.shipped_files import missing_files
 from memlint.errors import UserError
 from memlint.findings import Finding, KeyEdit
 
@@ -39,7 +40,7 @@ def apply_fixes(
         if not chosen:
             continue
         try:
-            made = _changes_of(path, chosen, changes, unsafe=unsafe, content=content)
+            made = _changes_of(path, chosen, changes, unsafe=unsafe, content=content, isolated=options.isolated)
         except UserError as error:
             print(f"memlint: not fixed: {error}", file=sys.stderr)
             continue
@@ -53,7 +54,10 @@ def apply_fixes(
         return result
     from memlint.report.write import write_atomically
 
-    for change in changes.values():
+    # New files first: a config that names a file is never left without it.
+    for change in sorted(changes.values(), key=lambda change: change.before is not None):
+        if change.before is None and (folder := os.path.dirname(change.path)):
+            os.makedirs(folder, exist_ok=True)
         write_atomically(change.path, change.after)
     from memlint.engine.run import check_paths
 
@@ -68,7 +72,7 @@ def choose(report: FileReport, *, unsafe: bool) -> list[Finding]:
         return []
     fixable = [finding for finding in report.findings if finding.fix is not None and (unsafe or finding.fix.safe)]
     plans = [finding for finding in fixable if finding.code in _PLANS]
-    if unsafe and plans:
+    if plans:
         return plans[:1]
     chosen: list[Finding] = []
     taken: set[tuple[str | None, tuple[str | int, ...]]] = set()
@@ -89,11 +93,13 @@ def _changes_of(
     *,
     unsafe: bool,
     content: bytes | None,
+    isolated: bool,
 ) -> dict[str, _Change]:
     edits: dict[tuple[str, int], list[KeyEdit]] = {}
     for report, finding in chosen:
         assert finding.fix is not None
-        for edit in finding.fix.edits:
+        new_files = missing_files(path, finding.fix.edits, report.dialect, isolated=isolated) if unsafe else []
+        for edit in (*finding.fix.edits, *new_files):
             key = (edit.file, 0) if edit.file is not None else (path, report.document_index or 0)
             edits.setdefault(key, []).append(edit)
     made: dict[str, _Change] = {}
