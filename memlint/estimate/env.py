@@ -20,6 +20,8 @@ class Batch:
     mask: Tensor | None = None
     decoder_ids: Tensor | None = None
     pixels: Tensor | None = None
+    types: Tensor | None = None
+    """token_type_ids of models that tell image tokens from text."""
 
     @property
     def rows(self) -> int:
@@ -94,18 +96,21 @@ class Env:
         offload = options.offload or options.mode == "offload"
         return f.checkpoint(run, inputs, reentrant=options.reentrant, offload=offload)
 
-    def mask(self, f: Tape, rows: int, length: int, dtype: str, window: int | None = None) -> Tensor | None:
+    def mask(
+        self, f: Tape, rows: int, length: int, dtype: str, window: int | None = None, *, blocks: bool = False
+    ) -> Tensor | None:
         """The attention mask that transformers 5.24 makes once per kind of layer (masking_utils.py), or None.
 
         sdpa skips it without padding and inside the window; eager always has one, in the model's dtype, a row of the
-        batch each; sdpa's is boolean, shared over the batch unless it holds padding.
+        batch each; sdpa's is boolean, shared over the batch unless it holds padding or ``blocks`` of tokens that see
+        one another.
         """
         if self.attention in ("flash", "flex"):
             return None
         wide = window is not None and length >= window
-        if self.attention == "sdpa" and not self.padding and not wide:
+        if self.attention == "sdpa" and not self.padding and not wide and not blocks:
             return None
-        boolean = f.new((rows if self.padding else 1, 1, length, length), "bool")
+        boolean = f.new((rows if self.padding or blocks else 1, 1, length, length), "bool")
         if wide or self.padding:
             partial = f.new(boolean.shape, "bool")
             del partial
@@ -133,7 +138,7 @@ class Env:
         if self.attention == "eager":
             return eager_attention(f, q, k, v, mask, p, softcap=softcap)
         if self.attention == "sdpa":
-            return sdpa(f, q, k, v, mask, causal=causal, capability=self.capability, dense=dense)
+            return sdpa(f, q, k, v, mask, causal=causal, capability=self.capability, dense=dense, p=p)
         return sdpa(f, q, k, v, None, force="flash")
 
 

@@ -20,10 +20,12 @@ class Body:
     kinds: list[str]
     rotary: int
 
-    def __init__(self, a: Architecture, b: Build, env: Env, s: Shape) -> None:
+    def __init__(
+        self, a: Architecture, b: Build, env: Env, s: Shape, *, embed: str = "model.embed_tokens"
+    ) -> None:
         self.a, self.env, self.shape = a, env, s
         self.rows = b.training.vocab_size or a.vocab_size
-        self.embed = b.embedding("model.embed_tokens", self.rows, a.hidden_size)
+        self.embed = b.embedding(embed, self.rows, a.hidden_size)
 
     def finish(self, b: Build, width: int, norm: str = "model.norm") -> None:
         """Add the final norm and the two buffers of rotary frequencies, ``width`` rotated columns each."""
@@ -47,7 +49,8 @@ class Body:
             kind: env.mask(f, rows, length, x.dtype, self.a.get("sliding_window") if kind == "sliding" else None)
             for kind in dict.fromkeys("full" if kind == "nope" else kind for kind in self.kinds)
         }
-        env.state["rope"] = rotary_tables(f, length, self.rotary, "fp32" if self.shape.rope_fp32 else x.dtype)
+        dtype = "fp32" if self.shape.rope_fp32 else x.dtype
+        env.state["rope"] = rotary_tables(f, length, self.rotary, dtype, rows if self.shape.rope_rows else 1)
 
     def body(self, f: Tape, x: Tensor, batch: Batch) -> Tensor:
         """Layers and final norm over embedded inputs x [B, S, H]."""

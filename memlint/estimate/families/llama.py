@@ -167,6 +167,11 @@ class Attention:
         if self.shape.norm_after_rope:
             q = self.q_norm(f, env, q)
             k = self.k_norm(f, env, k)
+        cache = env.state.get("cache")
+        if cache is not None:
+            # DynamicCache.update: cat((nothing yet, new)), held until the model's outputs die.
+            k, v = cat(f, k, shape=k.shape), cat(f, v, shape=v.shape)
+            cache.append((k.detach(), v.detach()))
         dense = self.shape.rope_cat or rope[0].shape[-1] < self.dim
         mask = env.state["masks"]["full" if kind == "nope" else kind]
         out = env.attend(f, q, k, v, mask, self.dropout, dense=dense, softcap=self.softcap)
@@ -330,6 +335,8 @@ class Model:
         rows = b.training.vocab_size or a.vocab_size
         self.embed = b.embedding("model.embed_tokens", rows, a.hidden_size)
         self.kinds = layer_kinds(a)
+        self.blocks = False
+        """Tokens of an image see one another (gemma3, paligemma): there is always a mask."""
         self.layers: Any = Stack(b, self.kinds, lambda build, kind, index: Block(a, build, kind, index, env))
         self.norm = Norm(b, "model.norm", a.hidden_size, s.norm)
         self.rotary = int((a.get("head_dim") or a.hidden_size // a.get("num_attention_heads")) * partial_rotary(a))
@@ -349,7 +356,9 @@ class Model:
         rows, length = x.shape[0], x.shape[1]
         state = env.state
         state["masks"] = {
-            kind: env.mask(f, rows, length, x.dtype, a.get("sliding_window") if kind == "sliding" else None)
+            kind: env.mask(
+                f, rows, length, x.dtype, a.get("sliding_window") if kind == "sliding" else None, blocks=self.blocks
+            )
             for kind in dict.fromkeys("full" if kind == "nope" else kind for kind in self.kinds)
         }
         dtype = "fp32" if self.shape.rope_fp32 else x.dtype

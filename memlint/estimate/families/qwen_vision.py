@@ -16,7 +16,7 @@ from memlint.estimate.ops.activations import activate
 from memlint.estimate.ops.attention import sdpa
 from memlint.estimate.ops.basic import add, cast, cat, mul, scale, slice_of
 from memlint.estimate.ops.gather import index_rows
-from memlint.estimate.ops.images import convolution, sum_middle, unbind
+from memlint.estimate.ops.images import convolution, stacked, sum_middle, unbind
 from memlint.estimate.ops.linear import embedding
 from memlint.estimate.ops.norm import rms_norm
 from memlint.estimate.ops.views import split
@@ -162,9 +162,7 @@ class Merger:
 class Tower:
     """The tower: pixels [N, C*T*P*P] -> image tokens [N / 4, H]."""
 
-    fixed = False
-
-    def __init__(self, a: Architecture, b: Build, env: Env, name: str) -> None:
+    def __init__(self, whole: Architecture, a: Architecture, b: Build, env: Env, name: str) -> None:
         self.a, self.env = a, env
         width = self.width = width_of(a)
         self.patch = int(a.get("patch_size", 14))
@@ -244,7 +242,7 @@ class Tower:
         if order is not None:
             tokens = index_rows(f, tokens, f.new(order.shape, "int64"))
         env.release()
-        return tokens, deep, [x]
+        return stacked(f, tokens), [stacked(f, t) for t in deep], [tokens, x, *deep]
 
     def _placed(self, f: Tape, x: Tensor) -> Tensor:
         """Qwen3-VL adds positions interpolated from four neighbours of a learned square grid."""

@@ -24,21 +24,35 @@ from memlint.models.architecture import Architecture
 from memlint.models.config import part
 from memlint.records import replace
 
-TOWERS: dict[str, tuple[str, str]] = {
-    "qwen2_vl": ("qwen_vision", "visual"),
-    "qwen2_5_vl": ("qwen_vision", "visual"),
-    "qwen3_vl": ("qwen_vision", "visual"),
-    "qwen3_vl_moe": ("qwen_vision", "visual"),
+_QWEN = ("qwen_vision", "Tower", "visual", "language_model")
+TOWERS: dict[str, tuple[str, str, str, str]] = {
+    "qwen2_vl": _QWEN,
+    "qwen2_5_vl": _QWEN,
+    "qwen3_vl": _QWEN,
+    "qwen3_vl_moe": _QWEN,
+    "llava": ("image_projectors", "Llava", "vision_tower", "language_model"),
+    "llava_next": ("image_projectors", "LlavaNext", "vision_tower", "language_model"),
+    "paligemma": ("image_projectors", "PaliGemma", "vision_tower", "language_model"),
+    "gemma3": ("image_projectors", "Gemma3", "vision_tower", "language_model"),
+    "idefics3": ("image_projectors", "Idefics3", "vision_model", "text_model"),
+    "smolvlm": ("image_projectors", "Idefics3", "vision_model", "text_model"),
+    "internvl": ("image_projectors", "InternVl", "vision_tower", "language_model"),
 }
-"""model_type -> module of this package with its ``Tower``, and the tower's name under ``model``."""
+"""model_type -> module of this package and class of its tower; names of tower and language model under ``model``."""
+
+CACHED = tuple(kind for kind in TOWERS if kind not in ("idefics3", "smolvlm"))
+"""Types whose language model makes a key-value cache in training too: trainers set ``use_cache`` of the outer config to
+False, but these read the inner one's, which is true unless a checkpoint says otherwise. Checkpointing turns it off.
+"""
+
+BLOCKS = ("gemma3", "paligemma")
+"""Types in which the tokens of an image (or of the prompt) see one another: token_type_ids come with every batch, and
+attention always has a mask of its own for each sequence.
+"""
 
 
-def deepstack(f: Tape, env: Env, index: int, x: Tensor) -> Tensor:
+def deepstack(f: Tape, features: Tensor, x: Tensor) -> Tensor:
     """_deepstack_process: features from inside Qwen3-VL's tower are added to the outputs of the first layers."""
-    deep: list[Tensor] = env.state.get("deep", [])
-    if not deep:
-        return x
-    features = deep[index]
     x = copy(f, x)
     local = add(f, masked_rows(f, x, features.shape[0]), features)
     return put_rows(f, x, local)
@@ -50,21 +64,23 @@ class Body:
     def __init__(self, whole: Architecture, text: Architecture, b: Build, env: Env) -> None:
         self.env = env
         self.training = b.training
-        module, name = TOWERS[whole.model_type]
+        module, kind, name, language = TOWERS[whole.model_type]
         vision = part(whole, "vision_config")
         if vision is None:
             raise Unsupported(f"`{whole.model_type}` without a vision_config")
         b.idle = b.training.images == 0
-        self.tower = import_module(f"memlint.estimate.families.{module}").Tower(vision, b, env, f"model.{name}")
+        tower = getattr(import_module(f"memlint.estimate.families.{module}"), kind)
+        self.tower = tower(whole, vision, b, env, f"model.{name}" if module == "qwen_vision" else name)
         b.idle = False
-        b.scope, b.apart = "model.language_model.", len(getattr(self.tower, "taps", ()))
+        b.scope, b.apart = f"model.{language}.", len(getattr(self.tower, "taps", ()))
         self.text = _body_of(text)(text, b, env)
         b.scope, b.apart = "", 0
-        self.text.layers.after = deepstack
+        self.text.blocks = whole.model_type in BLOCKS and b.training.images > 0
         self.embed = self.text.embed
         self.scaled = getattr(getattr(self.text, "shape", None), "embed_scale", False)
-        self.held: list[Tensor] = []
-        """What the model's outputs go on holding until the loss is taken: last_hidden_state and tokens of the tower."""
+        self.cached = whole.model_type in CACHED and env.checkpointing.mode == "none" and text.get("use_cache", True)
+        self.held: list[Any] = []
+        """What the model's outputs go on holding until the loss is taken: states and tokens of the tower, the cache."""
 
     def __call__(self, f: Tape, batch: Batch) -> Tensor:
         """The forward of <type>Model."""
@@ -74,14 +90,16 @@ class Body:
         image = None
         if batch.pixels is not None:
             count = self.training.images * batch.rows
-            tokens, deep, held = self.tower(f, batch.pixels, count, self.training.image_pixels)
-            self.held = [tokens, *held]
-            image = copy(f, tokens)
+            image, deep, self.held = self.tower(f, batch.pixels, count, self.training.image_pixels)
             embeds = masked_scatter(f, embeds, image)
             if deep:
-                self.env.state["deep"] = [copy(f, t) for t in deep]
-                self.held += deep
+                self.text.layers.after = lambda f, env, index, x: deepstack(f, deep[index], x)
+        if self.cached:
+            cache: list[Any] = []
+            self.env.state["cache"] = cache
+            self.held = [*self.held, cache]
         out: Tensor = self.text.body(f, embeds, batch)
+        self.text.layers.after = None
         del image
         return out
 
@@ -120,6 +138,8 @@ class VisionLanguageModel(DecoderModel):
             rows = training.micro_batch_size * (2 if self.objective in PAIRED else 1)
             shape = self.body.tower.input_shape(rows * training.images, training.image_pixels)
             made.pixels = f.new(shape, "fp32", INPUTS)
+            if self.body.text.blocks:
+                made.types = f.new(made.ids.shape, "int64", INPUTS)
         return made
 
     def forward(self, f: Tape, batch: Batch) -> Any:

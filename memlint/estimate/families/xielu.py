@@ -5,7 +5,7 @@ from __future__ import annotations
 from memlint.estimate.build import Build
 from memlint.estimate.engine.tape import Node, Tape, Tensor
 from memlint.estimate.ops.activations import activate
-from memlint.estimate.ops.basic import add, mul, saving_output, scale, shift
+from memlint.estimate.ops.basic import add, cast, mul, saving_output, scale, shift
 from memlint.estimate.ops.gather import subtract
 
 
@@ -54,5 +54,9 @@ class Xielu:
         alpha_n = shift(f, activate(f, self.alpha_n, "softplus"))
         condition = f.new(x.shape, "bool")
         above = add(f, mul(f, mul(f, alpha_p, x), x), scale(f, x))
-        below = add(f, mul(f, subtract(f, saving_output(f, _minimum(f, x)), x), alpha_n), scale(f, x))
+        least = _minimum(f, x)
+        if f.autocast is not None:
+            # expm1 is on autocast's fp32 list.
+            least = cast(f, least, "fp32")
+        below = add(f, mul(f, subtract(f, saving_output(f, least), x), alpha_n), scale(f, x))
         return _where(f, condition, above, below)

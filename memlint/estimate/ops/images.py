@@ -124,3 +124,10 @@ def sum_middle(f: Tape, x: Tensor) -> Tensor:
     recorded = f.needs(x)
     out = f.new((x.shape[0], x.shape[2]), x.dtype)
     return f.record(out, _sum_backward, (x,), (), x.shape) if recorded else out
+
+
+def stacked(f: Tape, x: Tensor) -> Tensor:
+    """``torch.cat(list(x))`` or of ``torch.split``: a copy; backward joins the gradients of the parts once more."""
+    recorded = f.needs(x)
+    out = f.like(x)
+    return f.record(out, _copy_backward, (x,)) if recorded else out

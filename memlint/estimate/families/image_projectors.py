@@ -1,0 +1,236 @@
+"""What stands between an image tower and the language model: LLaVA(-NeXT), PaliGemma, Gemma 3, Idefics3, InternVL.
+
+Each class is a tower with its projector: pixels -> image tokens.
+Sources: transformers 5.24 models/{llava,llava_next,paligemma,gemma3,idefics3,smolvlm,internvl}/modeling_*.py; the
+numbers of tiles from their image processors.
+"""
+
+from __future__ import annotations
+
+from math import ceil, isqrt
+from typing import Any
+
+from memlint.estimate.build import Build
+from memlint.estimate.engine.tape import Tape, Tensor
+from memlint.estimate.env import Env
+from memlint.estimate.errors import Unsupported
+from memlint.estimate.families.llama import Norm
+from memlint.estimate.families.pieces import LayerNorm
+from memlint.estimate.families.vision_tower import KINDS, Tower
+from memlint.estimate.ops.activations import activate
+from memlint.estimate.ops.basic import cast, cat, copy, slice_of
+from memlint.estimate.ops.images import pooled, stacked
+from memlint.estimate.ops.linear import matmul
+from memlint.models.architecture import Architecture
+
+Tokens = tuple[Tensor, list[Tensor], list[Any]]
+
+
+class Projected:
+    """A tower under ``name`` whose images are ``tiles`` squares of the tower's own size each."""
+
+    def __init__(self, whole: Architecture, a: Architecture, b: Build, env: Env, name: str) -> None:
+        if a.model_type not in KINDS:
+            raise Unsupported(f"no memory model for an image tower of type `{a.model_type}` yet")
+        self.whole, self.env = whole, env
+        self.tower = Tower(a, b, env, f"model.{name}", self.used(whole, a))
+        self.width = a.hidden_size
+        text: Any = whole.config["text_config"]
+        self.out = int(text["hidden_size"])
+
+    def used(self, whole: Architecture, a: Architecture) -> int | None:
+        """Layers of the tower that have a part in the result; None: all."""
+        return None
+
+    def tiles(self, pixels: int | None) -> int:
+        """Squares that the processor makes of one image."""
+        return 1
+
+    def input_shape(self, images: int, pixels: int | None) -> tuple[int, ...]:
+        """pixel_values of the micro batch."""
+        side = self.tower.image
+        return images * self.tiles(pixels), self.tower.channels, side, side
+
+    def states(self, f: Tape, pixels: Tensor) -> tuple[Tensor, list[Any]]:
+        """The tower's hidden states, and what the outputs hold."""
+        x, held = self.tower(f, pixels)
+        self.env.release()
+        return x, [x, *held]
+
+
+class Llava(Projected):
+    """LlavaModel.get_image_features: the last layer but one, without the class token; two matrices."""
+
+    def __init__(self, whole: Architecture, a: Architecture, b: Build, env: Env, name: str) -> None:
+        super().__init__(whole, a, b, env, name)
+        bias = bool(whole.get("multimodal_projector_bias", True))
+        at = "model.multi_modal_projector"
+        self.first = b.linear(f"{at}.linear_1", self.width, self.out, bias)
+        self.second = b.linear(f"{at}.linear_2", self.out, self.out, bias)
+        self.act = str(whole.get("projector_hidden_act", "gelu"))
+        clip = a.model_type == "clip_vision_model"
+        self.cut = clip and whole.get("vision_feature_select_strategy", "default") == "default"
+        b.idle, idle = True, b.idle
+        if clip:
+            LayerNorm(b, f"model.{name}.post_layernorm", self.width)
+        b.idle = idle
+
+    def used(self, whole: Architecture, a: Architecture) -> int | None:
+        """See Projected."""
+        layer = whole.get("vision_feature_layer", -2)
+        if not isinstance(layer, int):
+            raise Unsupported("no memory model for features of several layers of the image tower yet")
+        return a.num_hidden_layers + 1 + layer if layer < 0 else layer
+
+    def projected(self, f: Tape, x: Tensor) -> Tensor:
+        """LlavaMultiModalProjector."""
+        if self.cut:
+            rows, count, width = x.shape
+            x = slice_of(f, x, (rows, count - 1, width))
+            if rows > 1:
+                # F.linear copies a view that is not contiguous (reshape in aten/src/ATen/native/LinearAlgebra.cpp).
+                x = copy(f, x)
+        x = self.first(f, x)
+        x = activate(f, x, self.act)
+        result: Tensor = self.second(f, x)
+        return result
+
+    def __call__(self, f: Tape, pixels: Tensor, images: int, size: int | None) -> Tokens:
+        """Image tokens, none for later layers, and what the outputs hold."""
+        x, held = self.states(f, pixels)
+        tokens = self.projected(f, x)
+        return stacked(f, tokens), [], [tokens, *held]
+
+
+class LlavaNext(Llava):
+    """LLaVA-NeXT: the image as a whole and in tiles, a learned vector at the end of each row of patches."""
+
+    def __init__(self, whole: Architecture, a: Architecture, b: Build, env: Env, name: str) -> None:
+        super().__init__(whole, a, b, env, name)
+        self.newline = b.parameter("model.image_newline", self.out)
+
+    def tiles(self, pixels: int | None) -> int:
+        """The best of image_grid_pinpoints for a square image (llava_next/image_processing_llava_next.py)."""
+        side = self.tower.image
+        return 2 if pixels is not None and isqrt(pixels) <= side else 5
+
+    def __call__(self, f: Tape, pixels: Tensor, images: int, size: int | None) -> Tokens:
+        """See Llava."""
+        x, held = self.states(f, pixels)
+        tokens = self.projected(f, x)
+        side, tiles, parts = isqrt(tokens.shape[1]), self.tiles(size), []
+        across = isqrt(tiles - 1)
+        whole = stacked(f, tokens)
+        for _ in range(images):
+            grid = copy(f, slice_of(f, whole, (tiles - 1, side * side, self.out)))
+            edge = across * side
+            rows = cat(f, grid.view(self.out, edge, edge), self.newline, shape=(self.out, edge, edge + 1))
+            first = slice_of(f, whole, (side * side, self.out))
+            count = edge * (edge + 1)
+            parts.append(cat(f, first, rows.view(count, self.out), shape=(side * side + count, self.out)))
+        return cat(f, *parts, shape=(sum(p.shape[0] for p in parts), self.out)), [], [*parts, *held]
+
+
+class PaliGemma(Projected):
+    """One matrix with a bias."""
+
+    def __init__(self, whole: Architecture, a: Architecture, b: Build, env: Env, name: str) -> None:
+        super().__init__(whole, a, b, env, name)
+        width = int(a.get("projection_dim", self.out))
+        self.linear = b.linear("model.multi_modal_projector.linear", self.width, width, True)
+
+    def __call__(self, f: Tape, pixels: Tensor, images: int, size: int | None) -> Tokens:
+        """See Llava."""
+        x, held = self.states(f, pixels)
+        tokens = self.linear(f, x)
+        return tokens, [], [tokens, *held]
+
+
+class Gemma3(Projected):
+    """Averages over squares of patches, a norm and a matrix."""
+
+    def __init__(self, whole: Architecture, a: Architecture, b: Build, env: Env, name: str) -> None:
+        super().__init__(whole, a, b, env, name)
+        at = "model.multi_modal_projector"
+        self.weight = b.parameter(f"{at}.mm_input_projection_weight", self.width, self.out)
+        self.norm = Norm(b, f"{at}.mm_soft_emb_norm", self.width, "gemma")
+        self.tokens = isqrt(int(whole.get("mm_tokens_per_image", 256))) ** 2
+
+    def __call__(self, f: Tape, pixels: Tensor, images: int, size: int | None) -> Tokens:
+        """See Llava."""
+        x, held = self.states(f, pixels)
+        tokens = self._projected(f, x)
+        return tokens, [], [tokens, *held]
+
+    def _projected(self, f: Tape, x: Tensor) -> Tensor:
+        rows = x.shape[0]
+        flat = copy(f, x)
+        small = pooled(f, flat, (rows, self.tokens, self.width))
+        normed = self.norm(f, self.env, small)
+        out = matmul(f, normed.view(rows * self.tokens, self.width), self.weight, self.out, copy_a=rows > 1)
+        return cast(f, out, x.dtype).view(rows, self.tokens, self.out)
+
+
+EDGES = {"idefics3": 1456, "smolvlm": 2048}
+"""size.longest_edge: idefics3/image_processing_idefics3.py; 4 x 512 in SmolVLM's published processors."""
+
+
+class Idefics3(Projected):
+    """Pixel shuffle and one matrix; an image is split into tiles, and stands once more as a whole beside them."""
+
+    def __init__(self, whole: Architecture, a: Architecture, b: Build, env: Env, name: str) -> None:
+        super().__init__(whole, a, b, env, name)
+        self.factor = int(whole.get("scale_factor", 2))
+        self.proj = b.linear("model.connector.modality_projection.proj", self.width * self.factor**2, self.out)
+
+    def tiles(self, pixels: int | None) -> int:
+        """See Projected."""
+        edge = isqrt(pixels) if pixels else EDGES.get(self.whole.model_type, 1456)
+        across = ceil(edge / self.tower.image)
+        return across**2 + 1 if across > 1 else 1
+
+    def __call__(self, f: Tape, pixels: Tensor, images: int, size: int | None) -> Tokens:
+        """See Llava."""
+        given = cast(f, pixels, self.tower.weight.dtype)
+        zero = f.new(given.shape, "bool")
+        del zero
+        given = f.like(given)
+        x, held = self.states(f, given)
+        rows, count, _ = x.shape
+        x = copy(f, x)
+        shuffled = copy(f, x, (rows, count // self.factor**2, self.width * self.factor**2))
+        del x
+        tokens = self.proj(f, shuffled)
+        return stacked(f, tokens), [], [tokens, *held]
+
+
+class InternVl(Projected):
+    """Pixel shuffle, a norm and two matrices; the class token is left out."""
+
+    def __init__(self, whole: Architecture, a: Architecture, b: Build, env: Env, name: str) -> None:
+        super().__init__(whole, a, b, env, name)
+        self.factor = round(1 / float(whole.get("downsample_ratio", 0.5)))
+        wide = self.width * self.factor**2
+        at = "model.multi_modal_projector"
+        self.norm = LayerNorm(b, f"{at}.layer_norm", wide)
+        self.first = b.linear(f"{at}.linear_1", wide, self.out, True)
+        self.second = b.linear(f"{at}.linear_2", self.out, self.out, True)
+        self.act = str(whole.get("projector_hidden_act", "gelu"))
+
+    def tiles(self, pixels: int | None) -> int:
+        """crop_to_patches, at most 12: nine of a large square image, and the whole (processing_internvl.py)."""
+        across = min(3, ceil(isqrt(pixels) / self.tower.image)) if pixels else 3
+        return across**2 + 1 if across > 1 else 1
+
+    def __call__(self, f: Tape, pixels: Tensor, images: int, size: int | None) -> Tokens:
+        """See Llava."""
+        x, held = self.states(f, cast(f, pixels, self.tower.weight.dtype))
+        rows, count, width = x.shape
+        x = slice_of(f, x, (rows, count - 1, width))
+        x = copy(f, x)
+        x = copy(f, x, (rows, (count - 1) // self.factor**2, width * self.factor**2))
+        tokens = self.norm(f, x)
+        tokens = self.first(f, tokens)
+        tokens = activate(f, tokens, self.act)
+        tokens = self.second(f, tokens)
+        return tokens, [], [tokens, *held]
