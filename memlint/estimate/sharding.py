@@ -74,6 +74,9 @@ class Sharding:
             kind = "none"
         if kind in ("ddp", "fsdp") and world <= 1:
             kind = "none"
+        if kind in ("none", "ddp") and parallelism.offload in ("parameters", "all"):
+            # Frozen layers rest in host memory and are fetched one at a time (axolotl's layer_offloading).
+            kind = "fetched"
         divided = parallelism.shard if parallelism.strategy == "hsdp" and parallelism.shard else world
         compute = precision.autocast or precision.weights
         overlap = parallelism.overlap_comm
@@ -94,8 +97,13 @@ class Sharding:
 
     @property
     def gathers(self) -> bool:
-        """Whether parameters themselves are divided."""
-        return self.kind in ("zero3", "fsdp")
+        """Whether a layer's parameters come together only while it runs."""
+        return self.kind in ("zero3", "fsdp", "fetched")
+
+    @property
+    def host_states(self) -> bool:
+        """Whether optimizer states, and the gradients they take, are in host memory."""
+        return self.offload in ("optimizer", "all")
 
     @property
     def deepspeed(self) -> bool:
@@ -108,7 +116,7 @@ class Sharding:
 
     def parameter_bytes(self, record: Record) -> int:
         """Bytes of a parameter tensor as it rests on one GPU."""
-        if not self.gathers:
+        if not self.gathers or (self.kind == "fetched" and record.trainable):
             return sum([rounded(b) for b in record.blocks])
         if self.offload in ("parameters", "all"):
             return 0
@@ -135,7 +143,7 @@ class Sharding:
     def gradient_bytes(self, slots: list[Slot]) -> int:
         """Bytes of all gradients as they rest on one GPU between backward and step."""
         if self.kind in ("zero2", "zero3", "fsdp"):
-            if self.offload != "none":
+            if self.host_states:
                 return 0
             return sum([s.count * rounded(self.part(s.numel) * DTYPE_BYTES[s.grad_dtype]) for s in slots])
         return sum([s.count * s.grad_bytes for s in slots])
@@ -159,14 +167,14 @@ class Sharding:
 
     def adopt(self, leaf: Leaf | None, elements: int, compute_bytes: int, grad_dtype: str) -> None:
         """Note a parameter of the unit under construction and divert its gradient."""
-        if self.kind in ("none", "ddp", "zero1"):
+        if self.kind in ("none", "ddp", "zero1") or (self.kind == "fetched" and leaf is not None):
             return
         unit = self.current
         if unit is not None and self.gathers:
             unit.gathered_bytes += compute_bytes
         if leaf is None:
             return
-        kept = 0 if self.offload != "none" else self.part(elements) * DTYPE_BYTES[grad_dtype]
+        kept = 0 if self.host_states else self.part(elements) * DTYPE_BYTES[grad_dtype]
         leaf.sink = _Sink(unit if self.gathers else None, kept).take
 
     def run(self, f: Tape, unit: Unit | None, block: Callable[..., Tensor], x: Tensor, *others: Tensor) -> Tensor:

@@ -88,10 +88,10 @@ def run_step(
     if master:
         states += sum([s.count * rounded(4 * s.numel) for s in slots])
     host = 0
-    if sharding.offload != "none" or training.optimizer.startswith("paged-"):
+    if sharding.host_states or training.optimizer.startswith("paged-"):
         # Paged states live in unified memory and are evicted under pressure; they are counted on the device until then.
         host = states
-    if sharding.offload != "none":
+    if sharding.host_states:
         states = 0
     pool.add(states, OPTIMIZER)
     pool.add(sharding.static_communication(trained), COMMUNICATION)
@@ -130,7 +130,7 @@ def run_step(
     if training.max_grad_norm is not None and trained:
         pool.touch(clip_temporary_bytes(sharding.slots(trained, master=False)), TEMPORARIES)
         _phase(tape, "clip", timeline)
-    if sharding.offload != "none":
+    if sharding.host_states:
         temporary = 0
     elif training.optimizer_in_backward:
         # One optimizer for each parameter: its step makes temporaries of that parameter alone.
@@ -138,7 +138,7 @@ def run_step(
         temporary = max([0, *(step_temporary_bytes(training.optimizer, [slot], forced) for slot in alone)])
     else:
         temporary = step_temporary_bytes(training.optimizer, slots, forced)
-    if sharding.deepspeed and master and sharding.offload == "none":
+    if sharding.deepspeed and master and not sharding.host_states:
         # step() flattens this rank's gradients into fp32 (stage_1_and_2.py single_grad_partition, stage3.py sub groups
         # of 1e9).
         temporary += rounded(4 * min(SUB_GROUP_ELEMENTS, sum(s.numel * s.count for s in slots)))
