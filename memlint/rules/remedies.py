@@ -106,8 +106,10 @@ def part_of_plan(context: Context, remedy: Remedy) -> str | None:
 def fitting(context: Context) -> tuple[Help, ...]:
     """The plan as one block of help lines: all of it first, then its steps; where nothing fits, other methods."""
     plan = plan_of(context)
+    hint = expandable_segments(context)
+    hints = (hint,) if hint is not None else ()
     if plan is None or context.estimate is None:
-        return _others(context)
+        return (*_others(context), *hints)
     lines = [_help(context, plan, f"{plan.text} ")]
     if len(plan.steps) > 1:
         for number, step in enumerate(plan.steps, 1):
@@ -122,7 +124,30 @@ def fitting(context: Context) -> tuple[Help, ...]:
             )
     if plan.verdict != "fits":
         lines += _others(context)
-    return tuple(lines)
+    return (*lines, *hints)
+
+
+def expandable_segments(context: Context) -> Help | None:
+    """PyTorch's own remedy against fragmentation, where that is what makes a job tight; no file's key sets it."""
+    estimate, usable = context.estimate, context.usable
+    now = next((part for part in estimate.overheads if part.name == "allocator_slack"), None) if estimate else None
+    if estimate is None or usable is None or now is None or context.verdict != "tight":
+        return None
+    from memlint.hardware.overheads import allocator_slack
+
+    churn = max(0, estimate.allocated_bytes - sum(estimate.static.values()))
+    sharded = context.job.parallelism.strategy not in ("none", "ddp")
+    then = allocator_slack(churn, sharded=sharded, expandable_segments=True)
+    high = estimate.high_bytes - now.high_bytes + then.high_bytes
+    saved = now.expected_bytes - then.expected_bytes
+    if high > usable * (1 - context.margin):
+        return None
+    return Help(
+        text="`PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True` in the environment keeps the high end at"
+        f" {gib(high)} GiB and fits, predicted {gib(estimate.device_bytes - saved)} GiB",
+        saves_bytes=saved,
+        fits_after=True,
+    )
 
 
 def _help(context: Context, plan: Plan, what: str) -> Help:

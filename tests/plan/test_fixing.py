@@ -192,3 +192,32 @@ training:
         assert found["fix"] is None
         assert any("no setting of this file fits: the lowest it reaches is " in note for note in found["notes"])
         assert [line for line in found["help"] if line["text"].startswith("another method: `training.method: qlora`")]
+
+
+class TestFragmentation:
+    """A job that is tight for its high end alone: PyTorch's allocator has a setting against that."""
+
+    JOB = TestTheBlockUnderOutOfMemory.JOB.replace("size: 8", "size: 4")
+
+    def check(self, memlint, tmp_path, target):
+        (tmp_path / "job.yaml").write_text(self.JOB)
+        _, out, _ = memlint("check", "job.yaml", "--target", target, "--offline", "--output-format", "json")
+        (report,) = json.loads(out)["files"]
+        return report["estimate"], next((f for f in report["findings"] if f["code"] == "MEM102"), None)
+
+    def hints(self, finding):
+        return [line for line in finding["help"] if "expandable_segments" in line["text"]]
+
+    def test_the_hint_comes_where_it_is_enough_and_has_no_edit(self, memlint, tmp_path):
+        estimate, _ = self.check(memlint, tmp_path, "H200")
+        high = estimate["peak"]["high_bytes"] / 2**30
+        _, finding = self.check(memlint, tmp_path, f"{high * 1.04:.2f}GiB")
+        (hint,) = self.hints(finding)
+        assert hint["fits_after"] is True
+        assert hint["fix"] is None
+
+    def test_it_is_silent_where_the_peak_itself_is_too_near(self, memlint, tmp_path):
+        estimate, _ = self.check(memlint, tmp_path, "H200")
+        expected = estimate["peak"]["device_bytes"] / 2**30
+        _, finding = self.check(memlint, tmp_path, f"{expected:.2f}GiB")
+        assert self.hints(finding) == []
