@@ -17,6 +17,10 @@ OPTIONS = {
     "calibrate": "--output-format",
     "estimate": "--target --set --micro-batch-size --sequence-length --precision --optimizer "
     "--activation-checkpointing --method --job --offline --isolated --output-format --color",
+    "plan": "--target --set --micro-batch-size --sequence-length --precision --optimizer "
+    "--activation-checkpointing --method --job --offline --isolated --for --output-format --color",
+    "compare": "--target --set --offline --isolated --output-format --color",
+    "diff": "--base --target --offline --isolated --output-format --color",
     "explain": "--file --target --offline --color",
     "rules": "--output-format",
     "dialects": "--output-format",
