@@ -70,6 +70,13 @@ def verify(path, **options):
     return verify_job(Request(job=job_of(path), file=path, dialect="native", device="cpu", **options))
 
 
+def schema_errors(report):
+    """What schemas/verify.schema.json says about a report; empty where it holds."""
+    jsonschema = pytest.importorskip("jsonschema")
+    schema = json.loads((ROOT / "schemas" / "verify.schema.json").read_text(encoding="utf-8"))
+    return [error.message for error in jsonschema.Draft202012Validator(schema).iter_errors(report)]
+
+
 def errors(report):
     return {row["name"]: row["error"] for row in report["comparison"]}
 
@@ -83,6 +90,7 @@ def test_full_training_through_the_command(job_file, capsys):
     assert "run on the CPU: memory is not compared" in out
     with open("report.json", encoding="utf-8") as handle:
         report = json.load(handle)
+    assert schema_errors(report) == []
     assert report["result"]["verdict"] == "not-compared"
     assert report["measured"]["allocated_bytes"] is None
     # Weights, gradients and two AdamW moments: to the byte what the estimator says.
@@ -113,12 +121,13 @@ def test_qlora_without_bitsandbytes_says_that_its_weights_are_stood_in_for(job_f
 @pytest.mark.parametrize(
     "training",
     [
-        {"loss": "fused"},
+        {"loss": "fused", **LORA},
+        {"loss": "chunked"},
         {"optimizer": "adafactor", "optimizer_in_backward": True, "max_grad_norm": None},
         {"precision": "fp16-mixed", "attention": "eager", "padding": True, "micro_batch_size": 2},
         {"method": "freeze", "precision": "bf16", "activation_checkpointing": {"mode": "full", "reentrant": True}},
     ],
-    ids=["fused loss", "optimizer in backward", "fp16 and padding", "freeze and reentrant"],
+    ids=["fused loss", "chunked loss", "optimizer in backward", "fp16 and padding", "freeze and reentrant"],
 )
 def test_settings_run(job_file, training):
     report = verify(job_file(training))
@@ -129,26 +138,33 @@ def test_settings_run(job_file, training):
     )
 
 
-def test_the_fused_loss_is_the_loss(job_file):
-    """The stand-in for Liger's kernel gives the same value and gradients as logits and cross entropy."""
-    from memlint.measure.verify.loss import _FusedLoss
+@pytest.mark.parametrize("kind", ["fused", "tiled", "chunked"])
+def test_a_loss_without_logits_is_the_loss(kind):
+    """The stand-ins for Liger's and TRL's kernels give the same value and gradients as logits and cross entropy."""
+    from memlint.measure.verify import loss as losses
+
+    def without(h, w, labels):
+        if kind == "tiled":
+            return -losses._TiledLogProbs.apply(h, w, labels).mean()
+        return losses._FusedLoss.apply(h, w, labels) if kind == "fused" else losses._chunked(h, w, labels)
 
     torch.manual_seed(0)
     hidden, weight = torch.randn(24, 16), torch.randn(100, 16)
     labels = torch.randint(0, 100, (24,))
     results = []
-    for fused in (True, False):
+    for ours in (True, False):
         h, w = hidden.clone().requires_grad_(), weight.clone().requires_grad_()
-        loss = _FusedLoss.apply(h, w, labels) if fused else torch.nn.functional.cross_entropy(h @ w.t(), labels)
+        loss = without(h, w, labels) if ours else torch.nn.functional.cross_entropy(h @ w.t(), labels)
         loss.backward()
         results.append((loss.detach(), h.grad, w.grad))
-    for ours, theirs in zip(*results):
-        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+    for got, wanted in zip(*results):
+        torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-5)
 
 
 def test_fewer_layers_are_carried_on_to_all(job_file):
     path = job_file()
     whole, part = verify(path), verify(path, layers=3)
+    assert schema_errors(json.loads(json.dumps(part))) == []
     assert part["layers"]["run"] == [2, 3]
     assert part["layers"]["of"] == 4
     for name in ("parameters", "static", "trainable_parameters"):
@@ -193,6 +209,7 @@ def test_running_out_of_memory_is_an_answer(job_file, monkeypatch, capsys):
     assert "`memlint plan" in out
     with open("oom.json", encoding="utf-8") as handle:
         report = json.load(handle)
+    assert schema_errors(report) == []
     assert report["measured"] is None
     assert report["result"]["verdict"] == "out-of-memory"
     assert memlint(["calibrate", "oom.json"]) == 0
@@ -214,7 +231,7 @@ def test_an_error_of_another_kind_is_not_taken_for_it(job_file, monkeypatch):
     [
         ({"objective": "dpo"}, {}, "training.objective: dpo"),
         ({"optimizer": "muon"}, {}, "training.optimizer: muon"),
-        ({"loss": "chunked"}, {}, "training.loss: chunked"),
+        ({"loss": "fused", "objective": "masked-lm"}, {}, "training.loss: fused"),
         ({}, {"parallelism": {"strategy": "zero2"}}, "parallelism.strategy: zero2"),
         ({}, {"parallelism": {"strategy": "fsdp", "tensor": 2}}, "parallelism.tensor: 2"),
     ],
@@ -238,7 +255,7 @@ def test_the_job_is_spread_over_the_processes_there_are(job_file):
 
 def test_two_processes_of_fsdp2_share_the_model(job_file, capsys):
     """`--gpus 2` starts torchrun; each rank holds its half, and the halves add up."""
-    path = job_file(LORA, parallelism={"strategy": "fsdp"})
+    path = job_file({**LORA, "loss": "chunked"}, parallelism={"strategy": "fsdp"})
     single = verify(path)
     assert memlint(["verify", path, "--device", "cpu", "--gpus", "2", "--isolated", "--output-format", "json"]) == 0
     report = json.loads(capsys.readouterr().out)

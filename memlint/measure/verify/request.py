@@ -62,7 +62,8 @@ class Plan:
     settings: TraceSettings
     optimizer: str
     """Native name."""
-    fused_loss: bool
+    loss: str
+    """standard, fused (Liger), tiled (TRL) or chunked."""
     in_backward: bool
     compile: bool
     grad_scaler: bool
@@ -112,7 +113,7 @@ def plan_run(job: TrainingJob, world: int, device: str) -> Plan:
         config=hf_config(job),
         settings=settings_of(plain, world),
         optimizer=training.optimizer,
-        fused_loss=training.loss == "fused",
+        loss="tiled" if training.loss == "chunked" and job.framework.startswith("trl") else training.loss,
         in_backward=training.optimizer_in_backward,
         compile=training.compile,
         grad_scaler=training.precision.grad_scaler,
@@ -133,8 +134,7 @@ def _refuse(job: TrainingJob, optimizers: tuple[str, ...]) -> None:
         (training.objective not in HEADS, "training.objective", training.objective),
         (training.method not in ("full", "lora", "qlora", "freeze"), "training.method", training.method),
         (quantization is not None and quantization.bits != 4, "training.quantization.type", _type(quantization)),
-        (training.loss not in ("standard", "fused"), "training.loss", training.loss),
-        (training.loss == "fused" and training.objective != "causal-lm", "training.loss", "fused"),
+        (training.loss != "standard" and training.objective != "causal-lm", "training.loss", training.loss),
         (bool(training.liger), "training.liger", ", ".join(training.liger)),
         (training.precision.fp8, "training.precision.fp8", "true"),
         (training.precision.master_weights, "training.precision.master_weights", "true"),
@@ -151,11 +151,6 @@ def _refuse(job: TrainingJob, optimizers: tuple[str, ...]) -> None:
         (bool(training.lora and training.lora.target_parameters), "training.lora.target_parameters", "set"),
         (parallelism.strategy not in (*ALONE, "ddp", *SHARDED), "parallelism.strategy", parallelism.strategy),
         (parallelism.offload != "none", "parallelism.offload", parallelism.offload),
-        (
-            training.loss == "fused" and parallelism.strategy in SHARDED,
-            "training.loss",
-            f"fused with {parallelism.strategy}",
-        ),
         *((getattr(parallelism, n) > 1, f"parallelism.{n}", getattr(parallelism, n)) for n in _DIVIDED),
     )
     for refused, name, value in checks:

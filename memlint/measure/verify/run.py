@@ -151,7 +151,7 @@ def _measure(
         "timeline": timeline,
         "static": dict(run.static),
         "forward_end_activation_bytes": run.forward_end,
-        "first_step_peak_bytes": run.first_step_peak,
+        "first_step_peak_bytes": None if run.first_step_peak is None else run.first_step_peak - workspace,
         "losses": [loss if loss == loss and abs(loss) != float("inf") else None for loss in run.losses],
         "seconds": [round(seconds, 3) for seconds in run.seconds],
         "notes": list(run.notes),

@@ -14,7 +14,7 @@ import torch
 
 from memlint.measure.trace.build import DTYPES, make_inputs
 from memlint.measure.trace.phases import loss_phase
-from memlint.measure.verify.loss import fused_loss
+from memlint.measure.verify.loss import without_logits
 from memlint.measure.verify.meter import Meter, make_meter
 from memlint.measure.verify.model import Built, build, by_name, tensors_bytes, weights_of
 from memlint.measure.verify.optimizers import keep_embeddings_in_32_bits, make_optimizer
@@ -150,12 +150,11 @@ def _forward(plan: Plan, built: Built, meter: Meter, run: Run) -> torch.Tensor:
         meter.enter("forward")
         if half is not None:
             stack.enter_context(torch.autocast(plan.device, half))
-        if plan.fused_loss:
-            loss = fused_loss(built.base, inputs, lambda: meter.enter("loss"))
-        else:
-            outputs = built.model(**inputs)
-            loss = outputs.loss
-            del outputs
+        if plan.loss != "standard":
+            stack.enter_context(without_logits(built.base, plan.loss, lambda: meter.enter("loss")))
+        outputs = built.model(**inputs)
+        loss = outputs.loss
+        del outputs
     if meter.phase == "forward" and not plan.compile:
         meter.enter("loss")
     run.forward_end = meter.allocated() - before if plan.device == "cuda" else None

@@ -53,7 +53,10 @@ def _lines(report: Mapping[str, Any], style: Style) -> Iterator[str]:
     if result["measured_bytes"] is not None:
         interval = f"{gib(result['low_bytes'], 2)} to {gib(result['high_bytes'], 2)}"
         found = gib(result["measured_bytes"], 2)
-        yield f"{result['figure'].capitalize()} memory {found} GiB, predicted {interval}: {style(kind, words)}."
+        code = " [MEM901]" if result["verdict"] in ("above", "below") else ""
+        yield f"{result['figure'].capitalize()} memory {found} GiB, predicted {interval}: {style(kind, words + code)}."
+        if result["figure"] == "device":
+            yield f"  as evidence for `memlint check`, in the config: # memlint: measured={found}GiB"
     else:
         interval = f"{gib(result['low_bytes'], 2)} to {gib(result['high_bytes'], 2)}"
         yield f"{words.capitalize()}: {interval} GiB are predicted."
