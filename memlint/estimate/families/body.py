@@ -20,16 +20,14 @@ class Body:
     kinds: list[str]
     rotary: int
 
-    def __init__(
-        self, a: Architecture, b: Build, env: Env, s: Shape, *, embed: str = "model.embed_tokens"
-    ) -> None:
+    def __init__(self, a: Architecture, b: Build, env: Env, s: Shape, *, embed: str = "model.embed_tokens") -> None:
         self.a, self.env, self.shape = a, env, s
         self.rows = b.training.vocab_size or a.vocab_size
         self.embed = b.embedding(embed, self.rows, a.hidden_size)
 
-    def finish(self, b: Build, width: int, norm: str = "model.norm") -> None:
+    def finish(self, b: Build, width: int, norm: Any = None) -> None:
         """Add the final norm and the two buffers of rotary frequencies, ``width`` rotated columns each."""
-        self.norm = Norm(b, norm, self.a.hidden_size, self.shape.norm)
+        self.norm: Any = norm or Norm(b, "model.norm", self.a.hidden_size, self.shape.norm)
         self.rotary = width
         b.buffer(width // 2 * 4)
         b.buffer(width // 2 * 4)

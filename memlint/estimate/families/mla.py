@@ -19,10 +19,10 @@ from memlint.estimate.families.llama import Norm, Shape, rotate
 from memlint.estimate.families.llama4 import turned
 from memlint.estimate.families.mixtures import Mixture
 from memlint.estimate.families.moe import GatedMlp, Moe
-from memlint.estimate.families.pieces import eager
-from memlint.estimate.ops.attention import sdpa
-from memlint.estimate.ops.basic import add, cast, cat, mul, scale, slice_of
+from memlint.estimate.ops.attention import sdpa, softmax
+from memlint.estimate.ops.basic import add, cast, cat, copy, dropout, mul, scale, slice_of
 from memlint.estimate.ops.gather import expand, subtract
+from memlint.estimate.ops.linear import matmul
 from memlint.estimate.ops.views import split
 from memlint.estimate.stack import Stack
 from memlint.models.architecture import Architecture
@@ -83,6 +83,19 @@ def _filled(f: Tape, first: Tensor, second: Tensor) -> Tensor:
     return out
 
 
+def _eager(f: Tape, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, p: float) -> tuple[Tensor, Tensor]:
+    """eager_attention_forward: q and k are contiguous [B, h, S, D]; v is a view of the expanded latent."""
+    b, heads, s, _ = q.shape
+    weights = scale(f, matmul(f, q, k, s))
+    if mask is not None:
+        weights = add(f, weights, mask)
+    weights = cast(f, softmax(f, weights, "fp32"), q.dtype)
+    weights = dropout(f, weights, p)
+    out = matmul(f, weights, v, v.shape[-1], copy_b=b > 1)
+    out = copy(f, out)
+    return out.view(b, s, heads * v.shape[-1]), weights
+
+
 class LatentAttention:
     """Multi-head latent attention."""
 
@@ -136,7 +149,7 @@ class LatentAttention:
         k, v = self.expanded(f, latent, k_rot)
         mask = env.state["masks"]["full"]
         if env.attention == "eager":
-            out, weights = eager(f, q, k, v, mask, self.dropout, style="fp32", dense=True)
+            out, weights = _eager(f, q, k, v, mask, self.dropout)
         else:
             force = "efficient" if env.attention == "sdpa" and width != self.value else None
             if env.attention != "sdpa":

@@ -237,6 +237,10 @@ def body_of(a: Architecture) -> Callable[[Architecture, Build, Env], Any]:
         from memlint.estimate.families import llama4
 
         return llama4.Model
+    if a.model_type == "dbrx":
+        from memlint.estimate.families import dbrx
+
+        return dbrx.Model
     if a.model_type not in TYPES and a.approximate is None:
         raise Unsupported(f"no memory model for `{a.model_type}` yet")
     return Model

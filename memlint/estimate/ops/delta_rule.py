@@ -76,9 +76,20 @@ def _loop_backward(f: Tape, node: Node, grad: Tensor) -> tuple[Tensor, ...]:
 
 
 def chunk_loop(
-    f: Tape, values: Tensor, decayed: Tensor, inner: Tensor, query: Tensor, key: Tensor, decay: Tensor
+    f: Tape,
+    values: Tensor,
+    decayed: Tensor,
+    inner: Tensor,
+    query: Tensor,
+    key: Tensor,
+    decay: Tensor,
+    *,
+    strided: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """The recurrence over chunks: -> the output [b, h, c, l, v], and what the caller's frame still holds."""
+    """The recurrence over chunks: -> the output [b, h, c, l, v], and what the caller's frame still holds.
+
+    ``strided``: a chunk of query or key has to be copied for its product, and the copy is kept instead of the whole.
+    """
     b, h, chunks, length, width = values.shape
     state: Shape = (b, h, query.shape[-1], width)
     part: Shape = (b, h, length, width)
@@ -98,6 +109,9 @@ def chunk_loop(
         )
         final = pair - rounded(4 * prod(state)) - half - wide
         whole = ()
+    if strided:
+        pair += 2 * rounded(4 * (prod(part) // width) * query.shape[-1])
+        whole = (decayed, inner)
     kept = [f.new((pair if f.hollow else pair * (chunks - 1),), "uint8"), f.new((final,), "uint8")]
     saved = f.save(*whole, decay, *kept)
     transient = [f.new(part, "fp32"), f.new(state, "fp32")]
@@ -121,6 +135,8 @@ def delta_rule(f: Tape, query: Tensor, key: Tensor, value: Tensor, g: Tensor, be
     query = scale(f, query)
     total = -(-s // CHUNK) * CHUNK
     chunks = total // CHUNK
+    # Nothing was cast and nothing is padded: the tensors are still transposed views, which every product copies.
+    strided = dtype == "fp32" and total == s
     query, key, value = [remade(f, t, (b, heads, total, t.shape[-1])) for t in (query, key, value)]
     beta, g = [remade(f, t.view(b, heads, s), (b, heads, total)) for t in (beta, g)]
     rate = beta.view(b, heads, total, 1)
@@ -134,8 +150,8 @@ def delta_rule(f: Tape, query: Tensor, key: Tensor, value: Tensor, g: Tensor, be
     pairs = subtract(f, total_decay.view(b, heads, chunks, CHUNK, 1), total_decay.view(b, heads, chunks, 1, CHUNK))
     pairs = masked_fill(f, pairs, mask)
     pairs = saving_output(f, pairs)
-    system = mul(f, matmul(f, k_beta, key, CHUNK), pairs)
-    inner = mul(f, matmul(f, query, key, CHUNK), pairs)
+    system = mul(f, matmul(f, k_beta, key, CHUNK, copy_a=strided, copy_b=strided), pairs)
+    inner = mul(f, matmul(f, query, key, CHUNK, copy_a=strided, copy_b=strided), pairs)
     wide = (b, heads, chunks, CHUNK, 1)
     decayed_beta = mul(f, k_beta, saving_output(f, total_decay).view(*wide))
     values = solve_triangular(f, system, v_beta)
@@ -144,7 +160,7 @@ def delta_rule(f: Tape, query: Tensor, key: Tensor, value: Tensor, g: Tensor, be
     last = slice_of(f, total_decay, (b, heads, chunks, 1))
     key = mul(f, key, saving_output(f, subtract(f, last, total_decay)).view(*wide))
     decay = saving_output(f, slice_of(f, total_decay, (b, heads, chunks)))
-    out, held = chunk_loop(f, values, decayed, inner, query, key, decay)
+    out, held = chunk_loop(f, values, decayed, inner, query, key, decay, strided=strided and b > 1)
     out = copy(f, out, (b, heads, total, width))
     if total > s:
         out = slice_of(f, out, (b, heads, s, width))
