@@ -344,6 +344,7 @@ class Tape:
             # added to in place; a cast one (autocast) is.
             if not leaf.dense:
                 leaf.grad = self.new(grad.shape, leaf.grad_dtype, GRADIENTS)
+                leaf.dense = True
             return
         if grad.storage is not None and grad.storage.component != GRADIENTS:
             grad.storage.relabel(GRADIENTS)
