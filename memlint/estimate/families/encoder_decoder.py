@@ -16,6 +16,9 @@ from memlint.job import TrainingJob
 MODULES = {
     "t5": "t5",
     "mt5": "t5",
+    "bart": "bart",
+    "mbart": "bart",
+    "whisper": "whisper",
 }
 """model_type -> module of this package that holds its ``Model``; modules load on first use."""
 

@@ -47,6 +47,7 @@ def attend(
     causal: bool = True,
     style: str = "fp32",
     dense: bool = False,
+    dense_values: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
     """Attention as the job asks for it: q [B, h, S, D], k and v [B, kv, T, D] -> [B, S, h*D], and its weights under
     eager.
@@ -54,17 +55,17 @@ def attend(
     The weights are returned as transformers returns them: the caller's ``_`` keeps them alive until the block is done.
     ``style`` of eager: ``fp32`` for ``softmax(dtype=float32).to(query.dtype)``, ``plain`` for softmax in the dtype of
     the scores and a cast to the values', ``raw`` without that cast, ``upcast`` for gptj's scores in fp32. ``dense``: q and k are contiguous [B, h, S, D] (made by cat), so
-    matmul copies neither.
+    matmul copies neither; ``dense_values``: v too.
     """
     if env.attention == "eager":
-        return eager(f, q, k, v, mask, p, style=style, dense=dense)
+        return eager(f, q, k, v, mask, p, style=style, dense=dense, dense_values=dense_values)
     if env.attention == "sdpa":
         return sdpa(f, q, k, v, mask, causal=causal, capability=env.capability, dense=dense, p=p), None
     return sdpa(f, q, k, v, None, causal=causal, force="flash"), None
 
 
 def eager(
-    f: Tape, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, p: float, *, style: str, dense: bool
+    f: Tape, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, p: float, *, style: str, dense: bool, dense_values: bool
 ) -> tuple[Tensor, Tensor]:
     """eager_attention_forward as gpt2, gpt_neox, opt, gptj, bart, bert and their like write it."""
     b, heads, s, _ = q.shape
@@ -84,7 +85,7 @@ def eager(
         weights = softmax(f, weights)
         weights = cast(f, weights, v.dtype)
     weights = dropout(f, weights, p)
-    out = matmul(f, weights, v, v.shape[-1], copy_b=loose and not repeated)
+    out = matmul(f, weights, v, v.shape[-1], copy_b=loose and not repeated and not dense_values)
     out = copy(f, out)
     return out.view(b, s, heads * v.shape[-1]), weights
 

@@ -254,9 +254,11 @@ class Model:
         layers = int(a.get("num_layers") or a.num_hidden_layers)
         self.encoder = StackOfBlocks(a, b, env, "encoder", layers)
         self.decoder = StackOfBlocks(a, b, env, "decoder", int(a.get("num_decoder_layers") or layers))
-        tied = a.tie_word_embeddings
-        self.scaled = bool(a.get("scale_decoder_outputs", tied))
-        self.head: Any = Linear(self.shared.weight, None) if tied else b.linear("lm_head", h, rows)
+        # T5Config and MT5Config of transformers 5.24 tie always, and take a stated false as "do not scale the outputs".
+        self.scaled = a.model_type == "t5" and bool(a.get("scale_decoder_outputs", True))
+        if a.config.get("tie_word_embeddings") is False:
+            self.scaled = False
+        self.head = Linear(self.shared.weight, None)
 
     def __call__(self, f: Tape, batch: Batch) -> tuple[Tensor, Any]:
         """Logits, and the hidden states that the model's forward holds."""

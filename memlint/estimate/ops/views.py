@@ -60,11 +60,12 @@ def _index_backward(f: Tape, node: Node, grad: Tensor) -> tuple[Tensor]:
     return (f.new(node.meta, grad.dtype),)
 
 
-def index(f: Tape, x: Tensor, shape: Shape) -> Tensor:
-    """``x[..., [i], :]`` (indexing with a list): a copy of the part; its gradient is a zero tensor of x's size."""
+def index(f: Tape, x: Tensor, shape: Shape, ids: Tensor | None = None) -> Tensor:
+    """``x[..., [i], :]`` (indexing with a list or with ids): a copy; its gradient is a zero tensor of x's size."""
     recorded = f.needs(x)
+    saved = f.save(ids) if recorded else ()
     out = f.new(shape, x.dtype)
-    return f.record(out, _index_backward, (x,), (), x.shape) if recorded else out
+    return f.record(out, _index_backward, (x,), saved, x.shape) if recorded else out
 
 
 def _scale_backward(f: Tape, node: Node, grad: Tensor) -> tuple[Tensor]:

@@ -1,0 +1,184 @@
+"""BART and mBART: learned positions, norms after (bart) or before (mbart) the branches, a decoder over encoder states.
+
+Sources: transformers 5.24 models/{bart,mbart}/modeling_*.py.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from memlint.estimate.build import Build, Linear
+from memlint.estimate.engine.pool import LOGITS, TEMPORARIES
+from memlint.estimate.engine.tape import Tape, Tensor
+from memlint.estimate.env import Batch, Env
+from memlint.estimate.families.pieces import LayerNorm, attend, heads_of
+from memlint.estimate.ops.activations import activate
+from memlint.estimate.ops.basic import add, dropout, scale
+from memlint.estimate.stack import Stack
+from memlint.models.architecture import Architecture
+from memlint.units import DTYPE_BYTES
+
+POSITION_OFFSET = 2
+"""Rows that BartLearnedPositionalEmbedding adds."""
+
+PRE_NORM = ("mbart", "whisper")
+
+
+class Attention:
+    """BartAttention: self-attention, or attention over the encoder's states."""
+
+    def __init__(self, a: Architecture, b: Build, name: str, heads: int) -> None:
+        h = a.hidden_size
+        self.heads, self.width = heads, h // heads
+        self.k_proj, self.v_proj, self.q_proj, self.out_proj = (
+            b.linear(f"{name}.{n}", h, h, True) for n in ("k_proj", "v_proj", "q_proj", "out_proj")
+        )
+        self.dropout = float(a.get("attention_dropout", 0.0))
+
+    def __call__(
+        self, f: Tape, env: Env, x: Tensor, source: Tensor, mask: Tensor | None, *, causal: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        """x [B, T, H] over source [B, S, H] -> [B, T, H], attention weights."""
+        q = heads_of(self.q_proj(f, x), self.heads, self.width)
+        k = heads_of(self.k_proj(f, source), self.heads, self.width)
+        v = heads_of(self.v_proj(f, source), self.heads, self.width)
+        out, weights = attend(f, env, q, k, v, mask, self.dropout, causal=causal, style="raw")
+        out = self.out_proj(f, out)
+        return out, weights
+
+
+class Layer:
+    """An encoder or decoder layer, norms before or after each branch."""
+
+    attention: Any = Attention
+
+    def __init__(self, a: Architecture, b: Build, name: str, env: Env, *, decoder: bool) -> None:
+        h = a.hidden_size
+        side = "decoder" if decoder else "encoder"
+        heads = int(a.get(f"{side}_attention_heads"))
+        width = int(a.get(f"{side}_ffn_dim"))
+        self.env, self.decoder = env, decoder
+        self.pre = a.model_type in PRE_NORM
+        self.act = str(a.get("activation_function", "gelu"))
+        self.dropout = float(a.get("dropout", 0.0))
+        self.activation_dropout = float(a.get("activation_dropout", 0.0))
+        self.self_attn = self.attention(a, b, f"{name}.self_attn", heads)
+        self.self_norm = LayerNorm(b, f"{name}.self_attn_layer_norm", h)
+        if decoder:
+            self.encoder_attn = self.attention(a, b, f"{name}.encoder_attn", heads)
+            self.encoder_norm = LayerNorm(b, f"{name}.encoder_attn_layer_norm", h)
+        self.fc1 = b.linear(f"{name}.fc1", h, width, True)
+        self.fc2 = b.linear(f"{name}.fc2", width, h, True)
+        self.final_norm = LayerNorm(b, f"{name}.final_layer_norm", h)
+
+    def branch(
+        self, f: Tape, x: Tensor, attention: Any, norm: LayerNorm, source: Tensor | None, mask: Tensor | None
+    ) -> tuple[Tensor, Tensor | None]:
+        """One attention with its residual and norm."""
+        residual = x
+        if self.pre:
+            x = norm(f, x)
+        causal = self.decoder and source is None
+        x, weights = attention(f, self.env, x, x if source is None else source, mask, causal=causal)
+        x = dropout(f, x, self.dropout)
+        x = add(f, residual, x)
+        return (x if self.pre else norm(f, x)), weights
+
+    def feed(self, f: Tape, x: Tensor) -> Tensor:
+        """The two projections with their residual and norm."""
+        residual = x
+        if self.pre:
+            x = self.final_norm(f, x)
+        x = activate(f, self.fc1(f, x), self.act)
+        x = dropout(f, x, self.activation_dropout)
+        x = self.fc2(f, x)
+        x = dropout(f, x, self.dropout)
+        x = add(f, residual, x)
+        return x if self.pre else self.final_norm(f, x)
+
+    def __call__(self, f: Tape, x: Tensor) -> Tensor:
+        """x [B, T, H] -> [B, T, H]."""
+        state = self.env.state
+        x, weights = self.branch(f, x, self.self_attn, self.self_norm, None, state["mask"])
+        if self.decoder:
+            x, weights = self.branch(f, x, self.encoder_attn, self.encoder_norm, state["source"], state["cross mask"])
+        x = self.feed(f, x)
+        del weights
+        return x
+
+
+def stack(a: Architecture, b: Build, env: Env, side: str, layers: int, layer: Any = Layer) -> Stack:
+    """The layers of one side. The last decoder layer, whose backward makes the encoder states' first gradient, is apart."""
+    decoder = side == "decoder"
+    kinds = ["layer"] * (layers - 1) + ["last" if decoder else "layer"]
+    return Stack(b, kinds, lambda build, kind, i: layer(a, build, f"model.{side}.layers.{i}", env, decoder=decoder))
+
+
+class Side:
+    """BartEncoder or BartDecoder: embedded ids -> hidden states."""
+
+    def __init__(self, a: Architecture, b: Build, env: Env, side: str) -> None:
+        h = a.hidden_size
+        name = f"model.{side}"
+        self.env, self.per_row = env, side == "encoder"
+        self.dropout = float(a.get("dropout", 0.0))
+        self.positions = b.embedding(f"{name}.embed_positions", int(a.get("max_position_embeddings")) + POSITION_OFFSET, h)
+        self.layers = stack(a, b, env, side, int(a.get(f"{side}_layers")))
+        self.embed_norm = LayerNorm(b, f"{name}.layernorm_embedding", h)
+        self.norm = LayerNorm(b, f"{name}.layer_norm", h) if a.model_type in PRE_NORM else None
+
+    def __call__(self, f: Tape, embeds: Tensor, mask: Tensor | None, source: Tensor | None, padded: Tensor | None) -> Tensor:
+        """embeds [B, T, H] over the encoder's source [B, S, H] -> [B, T, H]."""
+        env, rows, length = self.env, embeds.shape[0], embeds.shape[1]
+        position_embeds = self.positions(f, f.new((rows if self.per_row else 1, length), "int64"))
+        x = add(f, embeds, position_embeds)
+        x = self.embed_norm(f, x)
+        x = dropout(f, x, self.dropout)
+        env.state["mask"], env.state["source"], env.state["cross mask"] = mask, source, padded
+        x = self.layers(f, env, x)
+        if self.norm is not None:
+            x = self.norm(f, x)
+        env.release()
+        return x
+
+
+class Model:
+    """BartForConditionalGeneration: source ids [B, S] and labels [B, T] -> logits [B, T, V]."""
+
+    def __init__(self, a: Architecture, b: Build, env: Env) -> None:
+        self.env = env
+        rows = b.training.vocab_size or a.vocab_size
+        self.shared = b.embedding("model.shared", rows, a.hidden_size)
+        self.encoder = Side(a, b, env, "encoder")
+        self.decoder = Side(a, b, env, "decoder")
+        weight = self.shared.weight if a.tie_word_embeddings else b.parameter("lm_head.weight", rows, a.hidden_size)
+        self.head = Linear(weight, None)
+        self.offset_dtype = b.training.precision.weights
+        b.buffer(rows * DTYPE_BYTES[self.offset_dtype])
+
+    def embed(self, f: Tape, ids: Tensor) -> Tensor:
+        """BartScaledWordEmbedding multiplies even by one."""
+        return scale(f, self.shared(f, ids))
+
+    def __call__(self, f: Tape, batch: Batch) -> tuple[Tensor, Any]:
+        """Logits, and the hidden states that the model's forward holds."""
+        env = self.env
+        assert batch.labels is not None
+        rows, target = batch.labels.shape
+        decoder_ids = f.new((rows, target), "int64")
+        embeds = self.embed(f, batch.ids)
+        padded = env.mask(f, batch.rows, batch.length, embeds.dtype) if env.padding else None
+        hidden = self.encoder(f, embeds, padded, None, None)
+        del padded
+        embeds = self.embed(f, decoder_ids)
+        mask = env.mask(f, rows, target, embeds.dtype)
+        padded = None
+        if env.padding:
+            padded = f.new((rows, 1, target, batch.length), "bool" if env.attention == "sdpa" else embeds.dtype)
+        out = self.decoder(f, embeds, mask, hidden, padded)
+        del embeds, mask, padded
+        f.component = LOGITS
+        logits = self.head(f, out)
+        logits = add(f, logits, Tensor((1, logits.shape[-1]), self.offset_dtype, None))
+        f.component = TEMPORARIES
+        return logits, (hidden, out, decoder_ids)

@@ -1,0 +1,168 @@
+"""Whisper: two convolutions over mel features, pre-norm layers, a text decoder over the audio encoder's states.
+
+Source: transformers 5.24 models/whisper/modeling_whisper.py.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from memlint.estimate.build import Build, Linear
+from memlint.estimate.engine.pool import LOGITS, TEMPORARIES
+from memlint.estimate.engine.tape import Node, Tape, Tensor
+from memlint.estimate.env import Batch, Env
+from memlint.estimate.families import bart
+from memlint.estimate.families.pieces import LayerNorm, attend, heads_of
+from memlint.estimate.ops.basic import activation, add, copy, dropout, scale
+from memlint.estimate.ops.linear import Weight, cast_weight, embedding, to_autocast
+from memlint.estimate.ops.views import index
+from memlint.models.architecture import Architecture
+
+KERNEL = 3
+"""Width of both convolutions of WhisperEncoder."""
+
+FRAMES = 2
+"""Mel frames of one encoder position: conv2's stride."""
+
+
+def _convolution_backward(f: Tape, node: Node, grad: Tensor) -> tuple[Tensor | None, ...]:
+    # convolution_backward: gradients of input, weight and bias in one call.
+    return tuple(
+        [f.new(shape, dtype) if edge is not None else None for edge, (shape, dtype) in zip(node.edges, node.shapes)]
+    )
+
+
+def convolution(f: Tape, x: Tensor, weight: Weight, bias: Weight, length: int) -> Tensor:
+    """nn.Conv1d: x [B, C, L] -> [B, C', length]; saves its input and weight; on autocast's lower-precision list."""
+    offset = cast_weight(f, bias)
+    held = cast_weight(f, weight)
+    assert held is not None and offset is not None
+    given = to_autocast(f, x)
+    recorded = f.needs(given, held, offset)
+    saved = f.save(given, held) if recorded else ()
+    out = f.new((x.shape[0], held.shape[0], length), given.dtype)
+    return f.record(out, _convolution_backward, (given, held, offset), saved) if recorded else out
+
+
+class Attention:
+    """WhisperAttention: no bias on the keys, the queries scaled, all three made contiguous."""
+
+    def __init__(self, a: Architecture, b: Build, name: str, heads: int) -> None:
+        h = a.hidden_size
+        self.heads, self.width = heads, h // heads
+        self.k_proj = b.linear(f"{name}.k_proj", h, h)
+        self.v_proj, self.q_proj, self.out_proj = (
+            b.linear(f"{name}.{n}", h, h, True) for n in ("v_proj", "q_proj", "out_proj")
+        )
+        self.dropout = float(a.get("attention_dropout", 0.0))
+
+    def split(self, f: Tape, x: Tensor) -> Tensor:
+        """``view().transpose(1, 2).contiguous()``."""
+        return copy(f, heads_of(x, self.heads, self.width))
+
+    def __call__(
+        self, f: Tape, env: Env, x: Tensor, source: Tensor, mask: Tensor | None, *, causal: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        """x [B, T, H] over source [B, S, H] -> [B, T, H], attention weights."""
+        q = self.split(f, scale(f, self.q_proj(f, x)))
+        k = self.split(f, self.k_proj(f, source))
+        v = self.split(f, self.v_proj(f, source))
+        out, weights = attend(
+            f, env, q, k, v, mask, self.dropout, causal=causal, style="raw", dense=True, dense_values=True
+        )
+        out = self.out_proj(f, out)
+        return out, weights
+
+
+class Layer(bart.Layer):
+    """WhisperEncoderLayer and WhisperDecoderLayer."""
+
+    attention = Attention
+
+
+class Encoder:
+    """WhisperEncoder: mel features [B, M, 2 L] -> hidden states [B, L, H]."""
+
+    def __init__(self, a: Architecture, b: Build, env: Env) -> None:
+        h, name = a.hidden_size, "model.encoder"
+        self.env = env
+        self.length = int(a.get("max_source_positions", 1500))
+        self.dropout = float(a.get("dropout", 0.0))
+        self.conv1 = b.parameter(f"{name}.conv1.weight", h, int(a.get("num_mel_bins", 80)), KERNEL)
+        self.bias1 = b.parameter(f"{name}.conv1.bias", h)
+        self.conv2 = b.parameter(f"{name}.conv2.weight", h, h, KERNEL)
+        self.bias2 = b.parameter(f"{name}.conv2.bias", h)
+        self.positions = b.parameter(f"{name}.embed_positions.weight", self.length, h, trainable=False)
+        self.layers = bart.stack(a, b, env, "encoder", int(a.get("encoder_layers")), Layer)
+        self.norm = LayerNorm(b, f"{name}.layer_norm", h)
+
+    def __call__(self, f: Tape, features: Tensor) -> Tensor:
+        """The encoder's forward."""
+        env, length = self.env, self.length
+        embeds = activation(f, convolution(f, features, self.conv1, self.bias1, FRAMES * length))
+        embeds = activation(f, convolution(f, embeds, self.conv2, self.bias2, length))
+        embeds = embeds.view(embeds.shape[0], length, embeds.shape[1])
+        x = add(f, embeds, embedding(f, self.positions, f.new((length,), "int64")))
+        x = dropout(f, x, self.dropout)
+        env.state["mask"] = None
+        x = self.layers(f, env, x)
+        x = self.norm(f, x)
+        env.release()
+        return x
+
+
+class Decoder:
+    """WhisperDecoder: ids [B, T] over the encoder's states -> [B, T, H]."""
+
+    def __init__(self, a: Architecture, b: Build, env: Env) -> None:
+        h, name = a.hidden_size, "model.decoder"
+        self.env = env
+        self.dropout = float(a.get("dropout", 0.0))
+        self.embed = b.embedding(f"{name}.embed_tokens", b.training.vocab_size or a.vocab_size, h)
+        self.positions = b.parameter(f"{name}.embed_positions.weight", int(a.get("max_target_positions", 448)), h)
+        self.layers = bart.stack(a, b, env, "decoder", int(a.get("decoder_layers")), Layer)
+        self.norm = LayerNorm(b, f"{name}.layer_norm", h)
+
+    def __call__(self, f: Tape, ids: Tensor, source: Tensor) -> Tensor:
+        """The decoder's forward."""
+        env, state = self.env, self.env.state
+        rows, length = ids.shape
+        embeds = self.embed(f, ids)
+        position_ids = f.new((rows, length), "int64")
+        position_embeds = index(f, self.positions, (rows, length, embeds.shape[-1]), position_ids)
+        x = add(f, embeds, position_embeds)
+        x = dropout(f, x, self.dropout)
+        state["mask"] = env.mask(f, rows, length, embeds.dtype)
+        state["source"], state["cross mask"] = source, None
+        del state
+        x = self.layers(f, env, x)
+        x = self.norm(f, x)
+        env.release()
+        return x
+
+
+class Model:
+    """WhisperForConditionalGeneration: mel features and labels [B, T] -> logits [B, T, V]."""
+
+    def __init__(self, a: Architecture, b: Build, env: Env) -> None:
+        self.dtype = b.training.precision.weights
+        self.mels = int(a.get("num_mel_bins", 80))
+        self.encoder = Encoder(a, b, env)
+        self.decoder = Decoder(a, b, env)
+        embed = self.decoder.embed.weight
+        self.head = Linear(embed if a.tie_word_embeddings else b.parameter("proj_out.weight", *embed.shape), None)
+
+    def features(self, rows: int) -> tuple[int, int, int]:
+        """Shape of the mel features of ``rows`` clips; their length is the model's, whatever the job says."""
+        return rows, self.mels, FRAMES * self.encoder.length
+
+    def __call__(self, f: Tape, batch: Batch) -> tuple[Tensor, Any]:
+        """Logits, and the hidden states that the model's forward holds."""
+        assert batch.labels is not None
+        decoder_ids = f.new(batch.labels.shape, "int64")
+        hidden = self.encoder(f, batch.ids)
+        out = self.decoder(f, decoder_ids, hidden)
+        f.component = LOGITS
+        logits = self.head(f, out)
+        f.component = TEMPORARIES
+        return logits, (hidden, out, decoder_ids)
