@@ -103,6 +103,12 @@ def _hybrid(job: TrainingJob, build: Build, env: Env) -> Trainable:
     return build_hybrid(job, build, env)
 
 
+def _vision(job: TrainingJob, build: Build, env: Env) -> Trainable:
+    from memlint.estimate.families.vision import VisionModel
+
+    return VisionModel(job, build, env)
+
+
 def _vision_language(job: TrainingJob, build: Build, env: Env) -> Trainable:
     from memlint.estimate.families.vision_language import VisionLanguageModel
 
@@ -117,6 +123,7 @@ FAMILIES: dict[str, Callable[[TrainingJob, Build, Env], Trainable]] = {
     "moe": _moe,
     "mla": _mla,
     "mamba": _mamba,
+    "vision": _vision,
     "vision-language": _vision_language,
     "hybrid": _hybrid,
 }
