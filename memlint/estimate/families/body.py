@@ -55,5 +55,8 @@ class Body:
         self.share(f, x)
         x = self.layers(f, self.env, x)
         x = self.norm(f, self.env, x)
+        kept = self.env.state.get("router")
         self.env.release()
+        if kept:
+            self.env.state["router"] = kept
         return x

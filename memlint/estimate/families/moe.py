@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any, Callable
 
 from memlint.estimate.build import Build
-from memlint.estimate.engine.tape import Tape, Tensor
+from memlint.estimate.engine.tape import Node, Tape, Tensor
 from memlint.estimate.env import Env
 from memlint.estimate.errors import Unsupported
 from memlint.estimate.families.body import Body
@@ -91,6 +91,8 @@ class Moe:
         experts = int(a.get(m.experts) or a.get("num_experts") or a.get("num_local_experts"))
         width = int(a.get(m.width) or a.get("intermediate_size"))
         self.mixture = m
+        self.env: Env | None = None
+        """Set where the load-balancing loss is taken (output_router_logits)."""
         targets = expert_targets(a, b.lora, name)
         self.router = make_router(a, b, f"{name}.{m.gate_name}", m, experts)
         if targets.router and b.lora is not None:
@@ -107,7 +109,9 @@ class Moe:
         b, s, h = x.shape
         x = x.view(b * s, h)
         first = self.shared(f, x) if self.shared is not None and self.mixture.shared != "after" else None
-        _, weights, ids = self.router(f, x)
+        logits, weights, ids = self.router(f, x)
+        if self.env is not None:
+            remember(f, self.env, logits)
         out = self.experts(f, x, ids, weights)
         if self.shared_gate is not None:
             assert first is not None
@@ -118,6 +122,20 @@ class Moe:
         elif self.shared is not None:
             out = add(f, out, self.shared(f, x))
         return out.view(b, s, h)
+
+
+def remember(f: Tape, env: Env, logits: Tensor) -> None:
+    """load_balancing_loss_func keeps one softmax of every layer's router logits, then its gradient, until that layer's
+    backward; where the layer is checkpointed they stand outside of the checkpoint.
+    """
+    if f.hollow:
+        env.state.setdefault("router", []).append(f.like(logits))
+    elif f.needs(logits):
+        f.record(Tensor(logits.shape, logits.dtype, logits.storage), _unused, (logits,), f.save(f.like(logits)))
+
+
+def _unused(f: Tape, node: Node, grad: Tensor) -> tuple[Tensor]:
+    return (grad,)
 
 
 def shared_width(a: Architecture, m: Mixture, width: int) -> int:
@@ -176,6 +194,7 @@ class Block:
         self.mlp: Any
         if sparse:
             self.mlp = Moe(a, b, f"{name}.{m.name}", m)
+            self.mlp.env = env if a.get("output_router_logits") else None
         else:
             bias = bool(a.get(s.mlp_bias, False)) if isinstance(s.mlp_bias, str) else s.mlp_bias
             self.mlp = GatedMlp(b, f"{name}.mlp", h, a.get("intermediate_size"), act, bias=bias, a=a)
