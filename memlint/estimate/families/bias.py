@@ -47,8 +47,9 @@ def biased_attention(f: Tape, q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> 
     saved = f.save(q, k, v, bias) if recorded else ()
     out = f.new((b, length, heads, v.shape[-1]), q.dtype)
     lse = f.new((b, heads, length), "fp32")
+    seed, offset = f.new((), "int64"), f.new((), "int64")
     if recorded:
-        saved += f.save(out, lse)
+        saved += f.save(out, lse, seed, offset)
         f.record(out, _biased_backward, (q, k, v, bias), saved, efficient_scratch(q, k))
     return out.view(b, length, heads * v.shape[-1])
 

@@ -87,7 +87,8 @@ def _fused_backward(f: Tape, node: Node, grad: Tensor) -> tuple[Tensor | None, .
 def fused_attention(
     f: Tape, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, *, efficient: bool = False
 ) -> Tensor:
-    """Flash or memory-efficient kernel: saves q, k, v, the output and one fp32 log-sum-exp per query and head."""
+    """Flash or memory-efficient kernel: saves q, k, v, the output, one fp32 log-sum-exp per query and head, and the random
+    state of its dropout (two numbers, whether it drops out or not)."""
     b, heads, s, _ = q.shape
     recorded = f.needs(q, k, v)
     if mask is not None and mask.dtype == "bool":
@@ -96,9 +97,10 @@ def fused_attention(
     saved = f.save(q, k, v, mask) if recorded else ()
     out = f.new((b, s, heads, v.shape[-1]), q.dtype)
     lse = f.new((b, heads, s), "fp32")
+    seed, offset = f.new((), "int64"), f.new((), "int64")
     if not recorded:
         return out
-    saved += f.save(out, lse)
+    saved += f.save(out, lse, seed, offset)
     scratch = efficient_scratch(q, k) if efficient else backward_scratch(q, k)
     return f.record(out, _fused_backward, (q, k, v), saved, scratch)
 
