@@ -123,11 +123,21 @@ def test_qlora_without_bitsandbytes_says_that_its_weights_are_stood_in_for(job_f
     [
         {"loss": "fused", **LORA},
         {"loss": "chunked"},
+        {"objective": "sequence-classification", "micro_batch_size": 2},
+        {"objective": "token-classification", "micro_batch_size": 2, "padding": True},
         {"optimizer": "adafactor", "optimizer_in_backward": True, "max_grad_norm": None},
         {"precision": "fp16-mixed", "attention": "eager", "padding": True, "micro_batch_size": 2},
         {"method": "freeze", "precision": "bf16", "activation_checkpointing": {"mode": "full", "reentrant": True}},
     ],
-    ids=["fused loss", "chunked loss", "optimizer in backward", "fp16 and padding", "freeze and reentrant"],
+    ids=[
+        "fused loss",
+        "chunked loss",
+        "sequences",
+        "tokens",
+        "optimizer in backward",
+        "fp16 and padding",
+        "freeze and reentrant",
+    ],
 )
 def test_settings_run(job_file, training):
     report = verify(job_file(training))
@@ -239,6 +249,17 @@ def test_an_error_of_another_kind_is_not_taken_for_it(job_file, monkeypatch):
 def test_what_cannot_be_run_is_named(job_file, training, rest, name):
     with pytest.raises(UserError, match=f"does not run `{name}`"):
         verify(job_file(training, **rest))
+
+
+def test_what_transformers_refuses_is_one_sentence(job_file, monkeypatch):
+    def refuses(*args, **kwargs):
+        raise ValueError("LlamaForCausalLM does not support this attention\nmore")
+
+    monkeypatch.setattr("memlint.measure.verify.model.make_model", refuses)
+    with pytest.raises(
+        UserError, match=r"cannot be built as the job says: LlamaForCausalLM does not support this attention$"
+    ):
+        verify(job_file())
 
 
 def test_the_job_is_spread_over_the_processes_there_are(job_file):

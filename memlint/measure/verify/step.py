@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from memlint.errors import UserError
 from memlint.measure.trace.build import DTYPES, make_inputs
 from memlint.measure.trace.phases import loss_phase
 from memlint.measure.verify.loss import without_logits
@@ -64,7 +65,7 @@ def run_steps(
         with warnings.catch_warnings(), contextlib.ExitStack() as cleanup:
             warnings.simplefilter("ignore")  # deprecations inside transformers, peft and torch are not the user's
             progress("building the model")
-            holder["built"] = built = build(plan, mesh)
+            holder["built"] = built = _built(plan, mesh)
             _train(plan, built, meter, run, holder, cleanup, progress)
         sampled = sample()
         if plan.device == "cuda":
@@ -84,6 +85,15 @@ def run_steps(
             gc.collect()
         meter.settle()
     return run, sampled
+
+
+def _built(plan: Plan, mesh: Any) -> Built:
+    try:
+        return build(plan, mesh)
+    except (ValueError, ImportError, NotImplementedError) as error:
+        # What transformers and peft answer to a setting that a model's class does not offer.
+        reason = next(iter(str(error).splitlines()), type(error).__name__)
+        raise UserError(f"the model cannot be built as the job says: {reason}") from None
 
 
 def _train(
@@ -141,7 +151,7 @@ def _train(
 
 def _forward(plan: Plan, built: Built, meter: Meter, run: Run) -> torch.Tensor:
     settings = plan.settings
-    inputs = random_inputs(built.config, plan)
+    inputs = random_inputs(built.base.config, plan)
     before = meter.allocated()
     half = DTYPES[settings.autocast] if settings.autocast and plan.strategy != "fsdp" else None
     with contextlib.ExitStack() as stack:
