@@ -148,8 +148,14 @@ def _factored(slot: Slot) -> int:
     return rounded(4 * slot.numel)
 
 
-def step_temporary_bytes(name: str, slots: Sequence[Slot], forced: str | None = None) -> int:
-    """Highest bytes of temporaries inside ``optimizer.step()``, beyond parameters, gradients and states."""
+def step_temporary_bytes(
+    name: str, slots: Sequence[Slot], forced: str | None = None, *, two_lists: bool = False
+) -> int:
+    """Highest bytes of temporaries inside ``optimizer.step()``, beyond parameters, gradients and states.
+
+    ``two_lists``: torch 2.0 and earlier, whose foreach AdamW makes the denominator a second list
+    (``denom = torch._foreach_add(exp_avg_sq_sqrt, eps)``, optim/adamw.py); from 2.1 on it is added in place.
+    """
     if not slots:
         return 0
     rule = rule_of(name)
@@ -161,7 +167,8 @@ def step_temporary_bytes(name: str, slots: Sequence[Slot], forced: str | None = 
             dtype = _state_dtype(rule, slot, forced)
             groups[dtype] = groups.get(dtype, 0) + slot.count * rounded(slot.numel * DTYPE_BYTES[dtype])
         sizes = list(groups.values())
-        return max([sizes[0], *(sizes[i] + sizes[i + 1] for i in range(len(sizes) - 1))])
+        highest = max([sizes[0], *(sizes[i] + sizes[i + 1] for i in range(len(sizes) - 1))])
+        return 2 * highest if two_lists else highest
     if rule.step == "adafactor":
         # update = grad**2 + eps and its fp32 copies: about four fp32 tensors of the largest parameter.
         return max([4 * rounded(4 * slot.numel) for slot in slots])

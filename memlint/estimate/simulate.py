@@ -24,6 +24,7 @@ from memlint.estimate.overhead import device_interval
 from memlint.estimate.parallel import one_gpu
 from memlint.estimate.records import Record, slots_of
 from memlint.estimate.result import COMPONENTS, Estimate, PhasePeak
+from memlint.estimate.versions import before
 from memlint.hardware.target import Target
 from memlint.job import TrainingJob
 from memlint.models.architecture import Architecture
@@ -130,14 +131,15 @@ def run_step(
     if training.max_grad_norm is not None and trained:
         pool.touch(clip_temporary_bytes(sharding.slots(trained, master=False)), TEMPORARIES)
         _phase(tape, "clip", timeline)
+    old = before(job, "torch", 2, 1)
     if sharding.host_states:
         temporary = 0
     elif training.optimizer_in_backward:
         # One optimizer for each parameter: its step makes temporaries of that parameter alone.
         alone = [replace(slot, count=1) for slot in slots]
-        temporary = max([0, *(step_temporary_bytes(training.optimizer, [slot], forced) for slot in alone)])
+        temporary = max([0, *(step_temporary_bytes(training.optimizer, [slot], forced, two_lists=old) for slot in alone)])
     else:
-        temporary = step_temporary_bytes(training.optimizer, slots, forced)
+        temporary = step_temporary_bytes(training.optimizer, slots, forced, two_lists=old)
     if sharding.deepspeed and master and not sharding.host_states:
         # step() flattens this rank's gradients into fp32 (stage_1_and_2.py single_grad_partition, stage3.py sub groups
         # of 1e9).

@@ -5,6 +5,7 @@ litgpt runs one GPT class for every checkpoint; what transformers calls a family
 
 from __future__ import annotations
 
+from memlint.estimate.versions import version_of
 from memlint.job import TrainingJob
 from memlint.models.architecture import Architecture
 from memlint.records import dataclass
@@ -52,17 +53,6 @@ class Config:
     the optimizer was made (finetune/lora.py)."""
     keeps_inputs: bool = True
     """bitsandbytes up to 0.43 keeps the input of every 4-bit product in ``ctx.tensors`` (autograd/_functions.py)."""
-
-
-def version_of(job: TrainingJob, name: str) -> tuple[int, ...]:
-    """A library's version as numbers; empty when the job does not state it (the newest is taken)."""
-    numbers = []
-    for part in str(job.versions.get(name, "")).split("."):
-        digits = "".join(c for c in part if c.isdigit())
-        if not digits:
-            break
-        numbers.append(int(digits))
-    return tuple(numbers)
 
 
 def config_of(job: TrainingJob) -> Config:
