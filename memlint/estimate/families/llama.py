@@ -333,15 +333,25 @@ class Model:
         self.a, self.env = a, env
         s = self.shape = shape_of(a)
         rows = b.training.vocab_size or a.vocab_size
-        self.embed = b.embedding("model.embed_tokens", rows, a.hidden_size)
+        self.embed = self.embedding(b, rows)
         self.kinds = layer_kinds(a)
         self.blocks = False
         """Tokens of an image see one another (gemma3, paligemma): there is always a mask."""
-        self.layers: Any = Stack(b, self.kinds, lambda build, kind, index: Block(a, build, kind, index, env))
+        self.layers: Any = self.stack(b)
+        self.others: tuple[Tensor, ...] = ()
+        """What every layer gets beside the hidden states (mllama's image states)."""
         self.norm = Norm(b, "model.norm", a.hidden_size, s.norm)
         self.rotary = int((a.get("head_dim") or a.hidden_size // a.get("num_attention_heads")) * partial_rotary(a))
         b.buffer(self.rotary // 2 * 4)
         b.buffer(self.rotary // 2 * 4)
+
+    def embedding(self, b: Build, rows: int) -> Any:
+        """The token embedding."""
+        return b.embedding("model.embed_tokens", rows, self.a.hidden_size)
+
+    def stack(self, b: Build) -> Any:
+        """The layers."""
+        return Stack(b, self.kinds, lambda build, kind, index: Block(self.a, build, kind, index, self.env))
 
     def __call__(self, f: Tape, batch: Batch) -> Tensor:
         """The model's forward up to its last hidden state."""
@@ -366,7 +376,7 @@ class Model:
         if self.shape.local_rope and len(state["masks"]) > 1:
             state["rope:sliding"] = rotary_tables(f, length, self.rotary, dtype)
         del state
-        x = self.layers(f, env, x)
+        x = self.layers(f, env, x, *self.others)
         x = self.norm(f, env, x)
         env.release()
         return x

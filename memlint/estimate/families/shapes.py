@@ -132,6 +132,7 @@ SHAPES: dict[str, Shape] = {
     "qwen2_vl_text": Shape(qkv_bias=True, o_bias=False, mlp_bias=False, rope_rows=True),
     "qwen2_5_vl_text": Shape(qkv_bias=True, o_bias=False, mlp_bias=False, rope_rows=True),
     "qwen3_vl_text": Shape(qk_norm="head", mlp_bias=False, rope_rows=True),
+    "mllama_text_model": Shape(qkv_bias=False, o_bias=False, mlp_bias=False),
     "stablelm": Shape(norm="layer", qkv_bias="use_qkv_bias", o_bias=False, mlp_bias=False),
 }
 """model_type -> shape. A type missing here runs as Llama and is called approximate."""

@@ -17,7 +17,7 @@ from memlint.estimate.engine.tape import Tape, Tensor
 from memlint.estimate.env import Batch, Env
 from memlint.estimate.errors import Unsupported
 from memlint.estimate.families.decoder import PAIRED, DecoderModel
-from memlint.estimate.ops.basic import add, copy, scale
+from memlint.estimate.ops.basic import add, cast, copy, scale
 from memlint.estimate.ops.images import masked_rows, masked_scatter, put_rows
 from memlint.job import TrainingJob
 from memlint.models.architecture import Architecture
@@ -36,6 +36,7 @@ TOWERS: dict[str, tuple[str, str, str, str]] = {
     "gemma3": ("image_projectors", "Gemma3", "vision_tower", "language_model"),
     "idefics3": ("image_projectors", "Idefics3", "vision_model", "text_model"),
     "smolvlm": ("image_projectors", "Idefics3", "vision_model", "text_model"),
+    "mllama": ("mllama_vision", "Tower", "vision_model", "language_model"),
     "internvl": ("image_projectors", "InternVl", "vision_tower", "language_model"),
 }
 """model_type -> module of this package and class of its tower; names of tower and language model under ``model``."""
@@ -79,6 +80,7 @@ class Body:
         self.embed = self.text.embed
         self.scaled = getattr(getattr(self.text, "shape", None), "embed_scale", False)
         self.cached = whole.model_type in CACHED and env.checkpointing.mode == "none" and text.get("use_cache", True)
+        self.crossing = whole.model_type == "mllama"
         self.held: list[Any] = []
         """What the model's outputs go on holding until the loss is taken: states and tokens of the tower, the cache."""
 
@@ -88,7 +90,9 @@ class Body:
         if self.scaled:
             embeds = scale(f, embeds)
         image = None
-        if batch.pixels is not None:
+        if batch.pixels is not None and self.crossing:
+            self._cross(f, batch)
+        elif batch.pixels is not None:
             count = self.training.images * batch.rows
             image, deep, self.held = self.tower(f, batch.pixels, count, self.training.image_pixels)
             embeds = masked_scatter(f, embeds, image)
@@ -103,12 +107,35 @@ class Body:
         del image
         return out
 
+    def _cross(self, f: Tape, batch: Batch) -> None:
+        """mllama: states and masks for cross-attention instead of tokens in the sequence."""
+        count = self.training.images * batch.rows
+        assert batch.pixels is not None
+        states, self.held = self.tower(f, batch.pixels, count, self.training.image_pixels)
+        state = self.env.state
+        length = states.shape[0] * states.shape[1] // batch.rows
+        # _prepare_cross_attention_mask
+        shape = (batch.rows, 1, batch.length, length)
+        repeated = f.new(shape, "int64")
+        single = f.new(shape, "fp32")
+        inverted = cast(f, single, states.dtype)
+        del single
+        flags = f.new(shape, "bool")
+        mask = f.like(inverted)
+        del flags, repeated, inverted
+        state["states"] = states
+        state["cross"] = (mask, f.new((batch.rows, batch.length, 1), states.dtype))
+
 
 def _body_of(text: Architecture) -> Any:
     if text.family == "moe":
         from memlint.estimate.families.moe import body_of
 
         return body_of(text)
+    if text.model_type == "mllama_text_model":
+        from memlint.estimate.families.mllama import TextModel
+
+        return TextModel
     if text.family != "llama":
         raise Unsupported(f"no memory model for a language model of type `{text.model_type}` behind images yet")
     from memlint.estimate.families.llama import Model
@@ -140,6 +167,9 @@ class VisionLanguageModel(DecoderModel):
             made.pixels = f.new(shape, "fp32", INPUTS)
             if self.body.text.blocks:
                 made.types = f.new(made.ids.shape, "int64", INPUTS)
+            elif self.body.crossing:
+                tiles = training.images * self.body.tower.most
+                made.types = f.new((*made.ids.shape, tiles), "int64", INPUTS)
         return made
 
     def forward(self, f: Tape, batch: Batch) -> Any:
