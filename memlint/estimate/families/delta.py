@@ -31,25 +31,30 @@ class DeltaNet:
         self.dt_bias = b.parameter(f"{name}.dt_bias", self.v_heads)
         self.a_log = b.parameter(f"{name}.A_log", self.v_heads)
         self.conv = b.parameter(f"{name}.conv1d.weight", 2 * keys + values, 1, int(a.get("linear_conv_kernel_dim", 4)))
-        self.qkvz = b.linear(f"{name}.in_proj_qkvz", h, 2 * keys + 2 * values)
-        self.ba = b.linear(f"{name}.in_proj_ba", h, 2 * self.v_heads)
+        self.separate = a.model_type != "qwen3_next"
+        if self.separate:
+            self.qkv = b.linear(f"{name}.in_proj_qkv", h, 2 * keys + values)
+            self.z = b.linear(f"{name}.in_proj_z", h, values)
+            self.b = b.linear(f"{name}.in_proj_b", h, self.v_heads)
+            self.a = b.linear(f"{name}.in_proj_a", h, self.v_heads)
+        else:
+            self.qkvz = b.linear(f"{name}.in_proj_qkvz", h, 2 * keys + 2 * values)
+            self.ba = b.linear(f"{name}.in_proj_ba", h, 2 * self.v_heads)
         self.norm = b.parameter(f"{name}.norm.weight", self.v_dim)
         self.out = b.linear(f"{name}.out_proj", values, h)
 
     def __call__(self, f: Tape, env: Env, x: Tensor) -> Tensor:
         """x [B, S, H] -> [B, S, H]."""
         b, s, _ = x.shape
-        groups, repeat = self.k_heads, self.v_heads // self.k_heads
+        groups = self.k_heads
         keys, values = self.k_dim * self.k_heads, self.v_dim * self.v_heads
-        projected, gates = self.qkvz(f, x), self.ba(f, x)
-        narrow, wide = (b, s, groups, self.k_dim), (b, s, groups, repeat * self.v_dim)
-        query, key, value, z = split(f, projected, narrow, narrow, wide, wide)
-        rate, step = split(f, gates, (b, s, groups, repeat), (b, s, groups, repeat))
-        if repeat > 1:
-            value, z, rate, step = copy(f, value), copy(f, z), copy(f, rate), copy(f, step)
-        query, key = copy(f, query, (b, s, keys)), copy(f, key, (b, s, keys))
-        value = value.view(b, s, values) if repeat > 1 else copy(f, value, (b, s, values))
-        mixed = cat(f, query, key, value).view(b, 2 * keys + values, s)
+        narrow = (b, s, groups, self.k_dim)
+        if self.separate:
+            mixed = self.qkv(f, x)
+            z, rate, step = self.z(f, x), self.b(f, x), self.a(f, x)
+        else:
+            mixed, z, rate, step = self.ordered(f, x)
+        mixed = mixed.view(b, 2 * keys + values, s)
         before = mixed.dtype
         mixed = activate(f, causal_convolution(f, mixed, self.conv, None), self.act)
         mixed = cast(f, mixed, before)
@@ -62,6 +67,21 @@ class DeltaNet:
         core = self.gated(f, core, z.view(*core.shape))
         result: Tensor = self.out(f, core.view(b, s, values))
         return result
+
+    def ordered(self, f: Tape, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """fix_query_key_value_ordering: the fused projections are taken apart and put together again by kind."""
+        b, s, _ = x.shape
+        groups, repeat = self.k_heads, self.v_heads // self.k_heads
+        keys, values = self.k_dim * self.k_heads, self.v_dim * self.v_heads
+        projected, gates = self.qkvz(f, x), self.ba(f, x)
+        narrow, wide = (b, s, groups, self.k_dim), (b, s, groups, repeat * self.v_dim)
+        query, key, value, z = split(f, projected, narrow, narrow, wide, wide)
+        rate, step = split(f, gates, (b, s, groups, repeat), (b, s, groups, repeat))
+        if repeat > 1:
+            value, z, rate, step = copy(f, value), copy(f, z), copy(f, rate), copy(f, step)
+        query, key = copy(f, query, (b, s, keys)), copy(f, key, (b, s, keys))
+        value = value.view(b, s, values) if repeat > 1 else copy(f, value, (b, s, values))
+        return cat(f, query, key, value), z, rate, step
 
     def gated(self, f: Tape, x: Tensor, gate: Tensor) -> Tensor:
         """Qwen3NextRMSNormGated: norm, weight, then silu of the gate in fp32."""

@@ -69,7 +69,11 @@ TYPES: dict[str, Hybrid] = {
         final_norm="norm",
     ),
 }
+TYPES["qwen3_5_text"] = TYPES["qwen3_5_moe_text"] = TYPES["qwen3_next"]
 """model_type -> hybrid."""
+
+DELTA = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
+"""Types whose linear attention is the gated delta rule."""
 
 GRANITE = Mixture(
     router="top-first",
@@ -89,7 +93,7 @@ def layer_kinds(a: Architecture) -> list[Kind]:
     names = a.get("layers_block_type") or a.get("layer_types")
     layers = a.num_hidden_layers
     words = {
-        "linear_attention": "delta" if a.model_type == "qwen3_next" else "mamba",
+        "linear_attention": "delta" if a.model_type in DELTA else "mamba",
         "mamba": "mamba",
         "full_attention": "attention",
         "attention": "attention",
@@ -113,6 +117,8 @@ def _sparse(a: Architecture, index: int) -> bool:
         return int(a.get("num_experts", 16)) > 1 and index % period == offset
     if a.model_type == "qwen3_next":
         return qwen_sparse(a, index)
+    if a.model_type == "qwen3_5_moe_text":
+        return True
     return bool(a.get("num_local_experts", 0)) if a.model_type == "granitemoehybrid" else False
 
 
@@ -142,7 +148,7 @@ class HybridAttention(Attention):
 def make_mixer(a: Architecture, b: Build, name: str, kind: str, h: Hybrid, rope: bool) -> Any:
     """The mixer of a layer, under its own name."""
     if kind == "attention":
-        if a.model_type == "qwen3_next":
+        if a.model_type in DELTA:
             from memlint.estimate.families.delta import GatedAttention
 
             return GatedAttention(a, b, f"{name}.self_attn", h.shape)
@@ -188,7 +194,7 @@ class Block:
             inner = int(a.get("shared_intermediate_size"))
             self.shared = GatedMlp(b, f"{name}.shared_mlp", width, inner, act, fused=True)
         elif sparse:
-            self.mlp = Moe(a, b, f"{name}.{h.feed_forward}", QWEN if a.model_type == "qwen3_next" else JAMBA)
+            self.mlp = Moe(a, b, f"{name}.{h.feed_forward}", QWEN if a.model_type in DELTA else JAMBA)
         elif a.model_type == "falcon_h1":
             self.mlp = ScaledMlp(a, b, f"{name}.{h.feed_forward}")
         else:
@@ -259,7 +265,11 @@ class Model:
         rows, length = x.shape[0], x.shape[1]
         env.state["masks"] = {"full": env.mask(f, rows, length, x.dtype)}
         if self.rope:
-            env.state["rope"] = rotary_tables(f, length, self.rotary, x.dtype)
+            # qwen3_5 has positions in three dimensions, so its tables have a row for each sequence.
+            several = rows if self.a.model_type.startswith("qwen3_5") else 1
+            cos, sin = rotary_tables(f, several * length, self.rotary, x.dtype)
+            shape = (several, 1, length, self.rotary)
+            env.state["rope"] = cos.view(*shape), sin.view(*shape)
         x = self.layers(f, env, x)
         x = self.norm(f, env, x)
         # Only attention layers hold masks and tables. Where one block stands for many they would be freed with each of

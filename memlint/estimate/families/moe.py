@@ -151,7 +151,7 @@ def make_router(a: Architecture, b: Build, name: str, m: Mixture, experts: int) 
     k, h = int(a.get(m.top_k)), a.hidden_size
     normalise = m.normalise
     if isinstance(normalise, str):
-        normalise = bool(a.get(normalise, m.router == "grouped" or a.model_type == "qwen3_next"))
+        normalise = bool(a.get(normalise, m.router == "grouped" or a.model_type in ("qwen3_next", "qwen3_5_moe_text")))
     if m.router == "top-first":
         return TopFirstRouter(b, name, experts, k, h)
     if m.router == "sigmoid":
