@@ -76,11 +76,12 @@ def trim(config: Mapping[str, Any], model_type: str) -> dict[str, Any]:
     for name, value in config.items():
         if isinstance(value, Mapping):
             if name in parts or name in PARTS:
-                inner_type = (
-                    value.get("model_type")
-                    if isinstance(value.get("model_type"), str)
-                    else parts.get(name, {}).get("type", "")
-                )
+                fixed = parts.get(name, {}).get("type", "")
+                if not parts.get(name, {}).get("auto") and fixed:
+                    # The class decides, whatever the config calls it (Qwen3-VL's vision part says `qwen3_vl`).
+                    inner_type = fixed
+                else:
+                    inner_type = value.get("model_type") if isinstance(value.get("model_type"), str) else fixed
                 inner = trim(value, str(inner_type))
                 if name in parts and not parts[name].get("auto"):
                     inner.pop("model_type", None)
