@@ -73,9 +73,10 @@ def test_one_block_that_stands_for_many_gives_what_all_of_them_give(point: dict[
           "head_dim": 128, "moe_intermediate_size": 768, "num_experts": 128, "num_experts_per_tok": 8,
           "vocab_size": 151936}, 30.5),
         ({"model_type": "deepseek_v3"}, 671.0),
+        ({"model_type": "phimoe", "num_hidden_layers": 32, "lm_head_bias": True, "attention_bias": True}, 41.9),
         ({"model_type": "gpt_oss", "num_hidden_layers": 24, "num_local_experts": 32}, 20.9),
     ],
-    ids=["Mixtral-8x7B", "Qwen3-30B-A3B", "DeepSeek-V3", "gpt-oss-20b"],
+    ids=["Mixtral-8x7B", "Qwen3-30B-A3B", "DeepSeek-V3", "Phi-3.5-MoE", "gpt-oss-20b"],
 )  # fmt: skip
 def test_published_sizes(config: dict[str, Any], billions: float) -> None:
     assert count_parameters(architecture(config)) / 1e9 == pytest.approx(billions, rel=0.002)

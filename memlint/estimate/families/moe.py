@@ -237,6 +237,7 @@ class Model(Body):
         m = mixture_of(a)
         super().__init__(a, b, env, m.shape)
         self.kinds = layer_kinds(a)
+        self.head_bias = bool(a.get("lm_head_bias", False))
         layers = [(kind, m.sparse is None or m.sparse(a, i)) for i, kind in enumerate(self.kinds)]
         self.layers = Stack(b, layers, lambda build, kind, index: Block(a, build, kind, index, env))
         self.finish(b, int((a.get("head_dim") or a.hidden_size // a.get("num_attention_heads")) * partial_rotary(a)))
