@@ -41,9 +41,10 @@ TOWERS: dict[str, tuple[str, str, str, str]] = {
 }
 """model_type -> module of this package and class of its tower; names of tower and language model under ``model``."""
 
-CACHED = tuple(kind for kind in TOWERS if kind not in ("idefics3", "smolvlm"))
+CACHED = tuple(kind for kind in TOWERS if kind not in ("idefics3", "smolvlm", "llava_next"))
 """Types whose language model makes a key-value cache in training too: trainers set ``use_cache`` of the outer config to
-False, but these read the inner one's, which is true unless a checkpoint says otherwise. Checkpointing turns it off.
+False, but these read the inner one's, which is true unless a checkpoint says otherwise. Checkpointing turns it off. The
+others pass on the outer one's.
 """
 
 BLOCKS = ("gemma3", "paligemma")

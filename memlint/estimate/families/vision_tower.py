@@ -93,6 +93,8 @@ class Layer:
         at = f"{name}.{kind.attention}"
         self.q, self.k, self.v = (b.linear(f"{at}.{n}_proj", h, h, bias) for n in "qkv")
         self.out = b.linear(f"{at}.{kind.out}", h, h, True)
+        self.style = "raw" if kind.scaled else "fp32"
+        """InternVL's eager softmax is not upcast."""
         self.q_norm = self.k_norm = None
         if kind.scaled and a.get("use_qk_norm"):
             self.q_norm, self.k_norm = RmsNorm(b, f"{at}.q_norm", h), RmsNorm(b, f"{at}.k_norm", h)
@@ -110,7 +112,8 @@ class Layer:
             q, k = self.q_norm(f, q), self.k_norm(f, k)
         q, k, v = heads_of(q, self.heads, width), heads_of(k, self.heads, width), heads_of(v, self.heads, width)
         mask, causal = self.env.state.get("tower mask", (None, False))
-        out, weights = attend(f, self.env, q, k, v, mask, self.attention_dropout, causal=causal)
+        p, style = self.attention_dropout, self.style
+        out, weights = attend(f, self.env, q, k, v, mask, p, causal=causal, style=style)
         return self.out(f, out), weights
 
     def __call__(self, f: Tape, x: Tensor) -> Tensor:
