@@ -47,6 +47,7 @@ def run(args: Namespace) -> int:
     from memlint.measure.trace.progress import Progress
 
     source, _ = source_from(args)
+    _quieten()
     with Progress(args.quiet) as progress:
         traced, result = trace_job(
             source.job,
@@ -79,6 +80,14 @@ def _require_extra() -> None:
 
     if find_spec("torch") is None or find_spec("transformers") is None:
         raise UserError(NEEDS)
+
+
+def _quieten() -> None:
+    """Leave stderr to memlint: transformers warns of loss types, PyTorch logs what it then raises."""
+    import logging
+
+    for name in ("transformers", "torch._subclasses.fake_tensor"):
+        logging.getLogger(name).setLevel(logging.CRITICAL)
 
 
 def _compared(source: Any, traced: Any, result: TraceResult) -> Comparison | None:

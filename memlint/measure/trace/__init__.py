@@ -1,4 +1,26 @@
 """The real transformers code run on fake CUDA tensors, every storage followed through two training steps.
 
-Library use: ``from memlint.measure.trace.run import trace_model``.
+No GPU and no weights: the model is built from its config under FakeTensorMode, and each CUDA storage is followed from
+the operator that makes it to the moment its last owner lets go. A C++ compiler is needed once (:mod:`.guard`).
+
+Command: ``memlint trace SOURCE`` (:mod:`memlint.commands.trace`); ``--saved`` lists what forward keeps for backward,
+``--events FILE`` writes every allocation and free in order.
+
+Library::
+
+    from memlint.measure.trace.run import trace_model
+    from memlint.measure.trace.report import saved_table, write_events
+
+    result = trace_model({"model_type": "llama", "num_hidden_layers": 2}, batch=1, seq=512, precision="bf16")
+    result.phase_peaks, result.phase_breakdowns["backward"], result.peaks["backward"].op
+    print(saved_table(result))
+    write_events(result, "events.tsv")
+
+Settings are the fields of :class:`.settings.TraceSettings`; ``every_layer=False`` carries a deep model on from two
+shallow traces (:mod:`.extend`). Reference points: ``python -m memlint.measure.trace.points --points FILE --id g150``.
+
+Where things are: ``run`` the step, ``recorder`` the account, ``mode`` what sees the operators, ``cuda_choices`` what a
+machine without a GPU would choose otherwise, ``workspace`` scratch inside kernels, ``sharding`` FSDP2 over ranks that
+do not exist, ``four_bit`` and ``optimizers`` what needs a GPU to run, ``job`` and ``compare`` the way from a training
+job to the contract's estimate and back to the simulated figures.
 """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -76,7 +77,18 @@ def trace_job(
     config = hf_config(job)
     settings = settings_of(job, world_size(job, target))
     remote = _remote_code(job, config, trust_remote_code)
-    result = trace(config, settings, every_layer=every_layer, remote=remote, progress=progress)
+    try:
+        result = trace(config, settings, every_layer=every_layer, remote=remote, progress=progress)
+    except UserError:
+        raise
+    except Exception as error:
+        if os.environ.get("MEMLINT_DEBUG"):
+            raise
+        said = (str(error).strip().splitlines() or [""])[0][:200]
+        raise UserError(
+            f"transformers' code of `{config['model_type']}` does not run on fake tensors with these settings"
+            f" ({type(error).__name__}: {said}); MEMLINT_DEBUG=1 shows where"
+        ) from None
     return to_estimate(job, target, result), result
 
 
@@ -176,6 +188,8 @@ def _lora(lora: Lora) -> LoraSettings:
 def _refuse(job: TrainingJob) -> None:
     """Name the first setting that no trace follows."""
     training, parallelism = job.training, job.parallelism
+    precision = training.precision
+    trained = precision.trainable_weights or precision.weights
     checks: tuple[tuple[bool, str, Any], ...] = (
         (training.objective not in HEADS, "training.objective", training.objective),
         (training.method not in ("full", "lora", "qlora", "freeze"), "training.method", training.method),
@@ -187,8 +201,10 @@ def _refuse(job: TrainingJob) -> None:
         (training.loss != "standard", "training.loss", training.loss),
         (bool(training.liger), "training.liger", ", ".join(training.liger)),
         (training.compile, "training.compile", "true"),
-        (training.precision.fp8, "training.precision.fp8", "true"),
-        (training.precision.master_weights, "training.precision.master_weights", "true"),
+        (precision.fp8, "training.precision.fp8", "true"),
+        (precision.master_weights, "training.precision.master_weights", "true"),
+        (precision.gradients not in (None, trained), "training.precision.gradients", precision.gradients),
+        (precision.optimizer not in (None, trained), "training.precision.optimizer", precision.optimizer),
         (training.optimizer not in OPTIMIZERS, "training.optimizer", training.optimizer),
         (training.optimizer_in_backward, "training.optimizer_in_backward", "true"),
         (training.attention not in ("eager", "sdpa", "flash"), "training.attention", training.attention),
@@ -206,6 +222,7 @@ def _refuse(job: TrainingJob) -> None:
             "parallelism.strategy",
             parallelism.strategy,
         ),
+        (parallelism.strategy in SHARDED and parallelism.wrap != "layer", "parallelism.wrap", parallelism.wrap),
         (parallelism.offload != "none", "parallelism.offload", parallelism.offload),
     )
     for bad, name, value in checks:

@@ -91,15 +91,36 @@ def fake_ranks(recorder: Recorder, world: int) -> Iterator[Any]:
 
 
 def shard(model: Any, base: Any, mesh: Any, settings: TraceSettings) -> None:
-    """Shard every layer that transformers does not split, then the rest as one unit; ``base`` is without an adapter."""
-    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+    """Divide a model into the units that accelerate makes; ``base`` is the transformers model without an adapter.
+
+    accelerate 1.15 utils/fsdp_utils.py fsdp2_prepare_model: each layer that transformers does not split; the input
+    embedding; the final norm with the output head (and a tied embedding), which stays gathered between forward and
+    backward; the rest.
+    """
+    from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
     half = DTYPES[settings.autocast] if settings.autocast else None
-    policy = MixedPrecisionPolicy(param_dtype=half, reduce_dtype=half)
+    policy = MixedPrecisionPolicy(param_dtype=half, reduce_dtype=half, output_dtype=half)
     whole = set(getattr(base, "_no_split_modules", None) or ())
+    options: dict[str, Any] = {"mesh": mesh, "mp_policy": policy}
     reshard = settings.reshard_after_forward
-    options: dict[str, Any] = {"mesh": mesh, "mp_policy": policy, "reshard_after_forward": reshard}
     for module in model.modules():
         if type(module).__name__ in whole:
-            fully_shard(module, **options)
-    fully_shard(model, **options)
+            fully_shard(module, reshard_after_forward=reshard, **options)
+    first, last = base.get_input_embeddings(), base.get_output_embeddings()
+    tied = last is not None and first.weight is last.weight
+    if not tied:
+        fully_shard(first, reshard_after_forward=reshard, **options)
+    tail = [_final_norm(base), *([first] if tied else []), last]
+    tail = [module for module in tail if module is not None and not isinstance(module, FSDPModule)]
+    if tail:
+        fully_shard(tail, reshard_after_forward=False, **options)
+    if not isinstance(model, FSDPModule):
+        fully_shard(model, **options)
+
+
+def _final_norm(base: Any) -> Any:
+    """The last direct child of the body that is a norm (accelerate: _find_final_norm)."""
+    body = getattr(base, getattr(base, "base_model_prefix", "") or "", base)
+    norms = [child for child in body.children() if "Norm" in type(child).__name__]
+    return norms[-1] if norms else None

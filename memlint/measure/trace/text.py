@@ -20,10 +20,9 @@ def _lines(comparison: Comparison) -> Iterator[str]:
     yield "Trace beside simulation (GiB per GPU):"
     yield f"  {'':<34}{'traced':>9}{'simulated':>11}{'difference':>12}"
     yield _row(comparison.peak)
-    if any(comparison.components):
-        for row in comparison.components:
-            if max(row.traced, row.simulated) >= _SHOWN:
-                yield _row(row, "  " + row.name.replace("_", " "))
+    for row in comparison.components:
+        if max(row.traced, row.simulated) >= _SHOWN:
+            yield _row(row, "  " + row.name.replace("_", " "))
     for row in comparison.phases:
         yield _row(row, f"peak of {row.name}")
     yield _row(comparison.forward_end)
@@ -38,10 +37,12 @@ def _lines(comparison: Comparison) -> Iterator[str]:
 
 
 def _row(row: Row, name: str | None = None) -> str:
-    change = row.traced / row.simulated - 1 if row.simulated else 0.0
-    share = f"{change:+.2%}" if row.traced != row.simulated and row.simulated else "="
-    if not row.simulated and row.traced:
-        share = "new"
+    if row.traced == row.simulated:
+        share = "="
+    elif row.simulated < _SHOWN:
+        share = "new" if row.traced >= _SHOWN else ""
+    else:
+        share = f"{row.traced / row.simulated - 1:+.2%}"
     return f"  {name or row.name:<34}{gib(row.traced, 2):>9}{gib(row.simulated, 2):>11}{share:>12}"
 
 

@@ -119,6 +119,28 @@ def test_code_of_the_models_repository_is_not_run_unasked(job: Any) -> None:
         run(job(None, own))
 
 
+def test_model_code_that_fails_is_one_sentence(job: Any) -> None:
+    uneven = {**TINY, "hidden_size": 66, "num_attention_heads": 4, "head_dim": 15, "num_key_value_heads": 3}
+    with pytest.raises(UserError) as caught:
+        run(job(None, uneven))
+    assert "\n" not in str(caught.value)
+
+
+def test_blocks_that_differ_by_a_rounding_are_the_same() -> None:
+    from memlint.measure.trace.compare import _first_differences
+    from memlint.measure.trace.simulation import Kept
+
+    def kept(*sizes: int) -> list[Kept]:
+        return [Kept(size, 0, None, f"tensor {size}") for size in sizes]
+
+    million = 1_048_576
+    assert _first_differences(kept(million), kept(million + 512)) == (None, None)
+    assert _first_differences(kept(million, 512), kept(million)) == (None, None)
+    ours, theirs = _first_differences(kept(million, 2 * million), kept(3 * million, million))
+    assert ours == f"{2 * million} bytes: tensor {2 * million}"
+    assert theirs == f"{3 * million} bytes: tensor {3 * million}"
+
+
 def test_sharded_job_is_traced_as_one_rank(job: Any, capsys: pytest.CaptureFixture[str]) -> None:
     source = job({"precision": "bf16-mixed"}, strategy="fsdp", gpus=8)
     assert run(source, "--output-format", "json") == 0
