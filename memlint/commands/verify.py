@@ -60,6 +60,10 @@ def run(args: Namespace) -> int:
 
         text = verify_text(report, Style(wants_color(args.color, sys.stdout)))
     sys.stdout.write(text)
+    if args.gpus is None:
+        from memlint.measure.verify.run import leave_at_once
+
+        leave_at_once(report)
     return Exit.FINDINGS if failed(report) else Exit.OK
 
 

@@ -294,6 +294,34 @@ def test_two_processes_of_fsdp2_share_the_model(job_file, capsys):
 
 
 @pytest.mark.slow
+def test_one_rank_out_of_memory_ends_all_and_says_where(job_file, monkeypatch):
+    """The second rank fails in its second step, while the first waits for it."""
+    path = job_file(parallelism={"strategy": "ddp"})
+    (Path(path).parent / "sitecustomize.py").write_text(OUT_OF_MEMORY)
+    monkeypatch.setenv("PYTHONPATH", f"{Path(path).parent}{os.pathsep}{ROOT}")
+    from memlint.measure.verify.launch import launch
+
+    report = launch(Request(job=job_of(path), file=path, dialect="native", device="cpu"), 2)
+    stop = report["out_of_memory"]
+    assert (stop["rank"], stop["step"], stop["phase"], stop["module"]) == (1, 2, "forward", "model.layers.0.mlp")
+
+
+OUT_OF_MEMORY = """
+import os
+if os.environ.get("RANK") == "1":
+    import torch
+    from transformers.models.llama.modeling_llama import LlamaMLP
+    inner, calls = LlamaMLP.forward, []
+    def full(self, x):
+        calls.append(1)
+        if len(calls) == 5:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.50 GiB.")
+        return inner(self, x)
+    LlamaMLP.forward = full
+"""
+
+
+@pytest.mark.slow
 def test_under_srun_each_process_takes_its_place_and_one_speaks(job_file):
     path = job_file(parallelism={"strategy": "ddp"})
     with socket.socket() as free:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
-from contextlib import nullcontext
+import sys
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from typing import Any
 
 from memlint.errors import UserError
@@ -47,11 +48,15 @@ def verify_job(request: Request, progress: Progress = lambda text: None) -> dict
     measured: list[dict[str, Any]] = []
     per_rank: list[dict[str, Any]] = []
     stopped = None
-    with process_group(ranks, request.device) if grouped else nullcontext() as mesh:
+    with ExitStack() as stack:
+        mesh = stack.enter_context(process_group(ranks, request.device)) if grouped else None
         for part in jobs:
             found, stopped = _measure(part, ranks, request.device, mesh, sample, progress)
             if stopped is not None:
-                # The other ranks wait for this one: it speaks, and its end ends them.
+                if ranks.world > 1:
+                    # The other ranks wait in a collective: leaving the group would wait for them. This rank speaks, and
+                    # its end (see `leave_at_once`) lets the launcher end the others.
+                    _ABANDONED.append(stack.pop_all())
                 return make_report(
                     request, job, ranks, target, depths, notes, _prediction(part, target), None, [], stopped
                 )
@@ -66,6 +71,18 @@ def verify_job(request: Request, progress: Progress = lambda text: None) -> dict
             {"prediction": _prediction(part, target), "measured": one} for part, one in zip(jobs, measured)
         ],
     )  # fmt: skip
+
+
+_ABANDONED: list[ExitStack] = []
+"""Groups that are not left in order; kept, or the garbage collector would leave them."""
+
+
+def leave_at_once(report: Mapping[str, Any]) -> None:
+    """End this process where other ranks wait for it in vain: its report is out, and nothing else may run."""
+    if report["out_of_memory"] is not None and report["machine"]["world"] > 1:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(1)
 
 
 def _prediction(job: TrainingJob, target: Target | None) -> dict[str, Any]:

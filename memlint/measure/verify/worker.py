@@ -14,7 +14,7 @@ from memlint.report.write import write_atomically
 
 def main(asked: str, answer: str) -> int:
     """Run the request in the file ``asked`` (written by our own parent); the speaking rank writes ``answer``."""
-    from memlint.measure.verify.run import verify_job
+    from memlint.measure.verify.run import leave_at_once, verify_job
 
     with open(asked, "rb") as handle:
         request = pickle.load(handle)
@@ -28,10 +28,7 @@ def main(asked: str, answer: str) -> int:
     if report is None:
         return 0
     write_atomically(answer, json.dumps(report))
-    if report["out_of_memory"] is not None:
-        # The others wait in a collective that will not come: torchrun ends them when this process fails.
-        sys.stdout.flush()
-        os._exit(1)
+    leave_at_once(report)
     return 0
 
 
