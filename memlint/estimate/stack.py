@@ -69,6 +69,9 @@ class Stack:
         self.after: Callable[[Tape, Env, int, Tensor], Tensor] | None = None
         """What the model does with the output of a layer, outside its checkpoint; for layers below ``build.apart``."""
         self.apart = build.apart
+        self.keeps = False
+        """The model keeps every layer's output (output_hidden_states) until :meth:`forget`."""
+        self.kept: list[tuple[Tensor, int]] = []
         every = build.training.checkpointing.every
         total = len(kinds)
         trained = build.training.trainable_layers
@@ -103,8 +106,19 @@ class Stack:
                 held, env.left = env.left, None
                 if index < self.apart and self.after is not None:
                     x = self.after(f, env, index, x)
+                if self.keeps:
+                    self.kept.append((x, count if layer is layers[-1][1] else 1))
             f.repeat_end(repeat, (x,) if held is None else (x, held))
         return x
+
+    def forget(self, f: Tape) -> None:
+        """Let the kept outputs go; one that was handed from copy to copy of a repeated block stands for all of them."""
+        while self.kept:
+            x, count = self.kept.pop()
+            component = x.storage.component if x.storage is not None else TEMPORARIES
+            before = f.pool.live
+            del x
+            f.pool.add((count - 1) * (f.pool.live - before), component)
 
 
 def _settle(shared: Any) -> None:

@@ -22,6 +22,7 @@ MODULES = {
     "electra": "bert",
     "distilbert": "bert",
     "modernbert": "modernbert",
+    "deberta-v2": "deberta",
 }
 """model_type -> module of this package that holds its ``Model``; modules load on first use."""
 

@@ -102,8 +102,11 @@ def rotate_pairs(f: Tape, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tup
     is.
     """
     width, rest = cos.shape[-1], q.shape[-1] - cos.shape[-1]
-    q_rot, q_pass = slice_of(f, q, (*q.shape[:-1], width)), slice_of(f, q, (*q.shape[:-1], rest))
-    k_rot, k_pass = slice_of(f, k, (*k.shape[:-1], width)), slice_of(f, k, (*k.shape[:-1], rest))
+    # Indexing that takes everything is no operation (python_variable_indexing.cpp); an empty rest is still a slice.
+    q_rot = slice_of(f, q, (*q.shape[:-1], width)) if rest else q
+    q_pass = slice_of(f, q, (*q.shape[:-1], rest))
+    k_rot = slice_of(f, k, (*k.shape[:-1], width)) if rest else k
+    k_pass = slice_of(f, k, (*k.shape[:-1], rest))
     q_turned, k_turned = turn(f, q_rot, cos, sin), turn(f, k_rot, cos, sin)
     q_turned = joined(f, q_turned, q_pass)
     k_turned = joined(f, k_turned, k_pass)

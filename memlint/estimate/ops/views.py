@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from math import prod
 
+from memlint.estimate.engine.pool import DECOMPOSED
 from memlint.estimate.engine.tape import Node, Shape, Tape, Tensor
 from memlint.estimate.ops.basic import broadcast, slice_of
 
@@ -119,3 +120,20 @@ def clamp(f: Tape, x: Tensor) -> Tensor:
         return f.like(x)
     saved = f.save(x)
     return f.record(f.like(x), _clamp_backward, (x,), saved)
+
+
+def _gather_backward(f: Tape, node: Node, grad: Tensor) -> tuple[Tensor]:
+    # gather_backward: zeros of the source's size, scatter_add_ in place. On tensor subclasses, and so in a trace on fake
+    # tensors, it is scatter_add, which makes a second one (areAnyTensorSubclassLike in FunctionsManual.cpp).
+    zeros = None if f.one_kernel_silu else f.new(node.meta, grad.dtype, DECOMPOSED)
+    out = f.new(node.meta, grad.dtype)
+    del zeros
+    return (out,)
+
+
+def gather(f: Tape, x: Tensor, index: Tensor, shape: Shape) -> Tensor:
+    """``torch.gather``: saves its source and the index; the gradient is a zero tensor of the source's size, filled."""
+    recorded = f.needs(x)
+    saved = f.save(x, index) if recorded else ()
+    out = f.new(shape, x.dtype)
+    return f.record(out, _gather_backward, (x,), saved, x.shape) if recorded else out
