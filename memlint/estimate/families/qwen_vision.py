@@ -5,11 +5,12 @@ Sources: transformers 5.24 models/{qwen2_vl,qwen2_5_vl,qwen3_vl}/modeling_*.py.
 
 from __future__ import annotations
 
+from collections import Counter
 from math import isqrt
 from typing import Any
 
 from memlint.estimate.build import Build
-from memlint.estimate.engine.tape import Tape, Tensor
+from memlint.estimate.engine.tape import Node, Tape, Tensor
 from memlint.estimate.env import Env
 from memlint.estimate.families.pieces import LayerNorm
 from memlint.estimate.ops.activations import activate
@@ -77,12 +78,22 @@ class Attention:
         if env.attention == "flash":
             out = sdpa(f, q, k, v, None, causal=False, force="flash")
         else:
-            shapes = [(1, self.heads, length, self.dim) for length in env.state["lengths"][kind]]
-            parts = [split(f, t, *shapes) for t in (q, k, v)]
-            outs = [env.attend(f, chunk[0], chunk[1], chunk[2], None, causal=False) for chunk in zip(*parts)]
+            chunks = [(1, length) for length in env.state["lengths"][kind]]
+            if env.attention == "sdpa":
+                chunks = [(count, length) for length, count in Counter(env.state["lengths"][kind]).items()]
+            parts = [split(f, t, *[(c, self.heads, length, self.dim) for c, length in chunks]) for t in (q, k, v)]
+            outs = [self._attend(f, env, *chunk) for chunk in zip(*parts)]
             out = cat(f, *outs, shape=(1, n, width))
         result = self.proj(f, out.view(n, width))
         return result
+
+
+    def _attend(self, f: Tape, env: Env, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """One chunk, or several equal ones at once, of which only one at a time has scratch in backward."""
+        out = env.attend(f, q, k, v, None, causal=False)
+        if q.shape[0] > 1 and isinstance(out.node, Node) and isinstance(out.node.meta, int):
+            out.node.meta //= q.shape[0]
+        return out
 
 
 class Mlp:

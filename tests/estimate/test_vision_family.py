@@ -1,0 +1,182 @@
+"""Image models: towers, merged tokens, what is frozen and what does not run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from memlint.estimate.build import Build
+from memlint.estimate.env import Env
+from memlint.estimate.families import registry
+from memlint.estimate.simulate import Step, run_step
+from memlint.job import Checkpointing, Lora, Precision, Training, TrainingJob, replace_fields
+from memlint.models.architecture import Architecture
+from memlint.models.config import read_config
+from tests.estimate.vision_configs import CONFIGS, FIXED, PEAKS, PIXELS, TOWER
+
+HALF = Precision(weights="bf16", autocast=None)
+SETUPS: dict[str, dict[str, Any]] = {
+    "bf16": {"training.precision": HALF},
+    "autocast": {"training.precision": Precision(weights="fp32", autocast="bf16")},
+    "checkpointing": {"training.precision": HALF, "training.checkpointing": Checkpointing(mode="full")},
+    "lora": {"training.precision": HALF, "training.method": "lora", "training.lora": Lora()},
+}
+POINTS = [(kind, setup) for kind, peaks in PEAKS.items() for setup in peaks]
+
+
+def job(kind: str, changes: dict[str, Any] | None = None) -> TrainingJob:
+    architecture = read_config(CONFIGS[kind])
+    assert isinstance(architecture, Architecture), architecture
+    training = Training(
+        micro_batch_size=2,
+        sequence_length=512,
+        images=1,
+        image_pixels=PIXELS.get(kind, FIXED),
+        optimizer="sgd",
+        precision=HALF,
+    )
+    return replace_fields(TrainingJob(model=kind, architecture=architecture, training=training), changes or {})
+
+
+def peak(step: Step) -> int:
+    return max(phase.peak_bytes for phase in step.timeline)
+
+
+def names(step: Step, *, trainable: bool = True) -> list[str]:
+    return [record.name for record in step.build.records if record.trainable == trainable]
+
+
+@pytest.mark.parametrize(("kind", "setup"), POINTS)
+def test_the_peak_is_that_of_the_real_code(kind: str, setup: str) -> None:
+    step = run_step(job(kind, SETUPS[setup]), (8, 0))
+    assert peak(step) == pytest.approx(PEAKS[kind][setup], rel=0.004)
+
+
+@pytest.mark.parametrize("kind", CONFIGS)
+def test_running_fewer_layers_changes_nothing(kind: str) -> None:
+    assert peak(run_step(job(kind), (8, 0))) == peak(run_step(job(kind), (8, 0), full=True))
+
+
+@pytest.mark.parametrize("kind", CONFIGS)
+def test_parameters_are_those_of_transformers_by_name(kind: str) -> None:
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    fields = dict(CONFIGS[kind])
+    if kind == "mllama":
+        fields["image_token_index"] = 5
+    config = transformers.AutoConfig.for_model(fields.pop("model_type"), **fields)
+    with torch.device("meta"):
+        model = transformers.AutoModelForImageTextToText.from_config(config)
+    model.tie_weights()
+    build = Build(job(kind))
+    build.run_all_layers = True
+    registry.build_model(build.job, build, Env.of(build.job, None))
+    counted: dict[str, int] = {}
+    for record in build.records:
+        counted[record.name] = counted.get(record.name, 0) + record.numel
+    assert counted == {name: parameter.numel() for name, parameter in model.named_parameters()}
+
+
+def test_a_tower_without_images_is_there_but_gets_no_optimizer_states() -> None:
+    adam = {"training.optimizer": "adamw", "training.images": 0}
+    idle = run_step(job("llava", adam))
+    busy = run_step(job("llava", {**adam, "training.images": 1}))
+    assert idle.static["parameters"] == busy.static["parameters"]
+    assert idle.static["optimizer_states"] < busy.static["optimizer_states"]
+    assert peak(idle) < peak(busy)
+
+
+def test_the_layer_behind_llavas_features_is_never_trained() -> None:
+    records = run_step(job("llava"), full=True).build.records
+    idle = {record.name for record in records if record.idle}
+    assert "model.vision_tower.encoder.layers.5.mlp.fc1.weight" in idle
+    assert "model.vision_tower.encoder.layers.4.mlp.fc1.weight" not in idle
+
+
+def test_a_frozen_tower_gets_no_adapters() -> None:
+    step = run_step(job("qwen2_vl", {**SETUPS["lora"], "training.freeze": ("visual",)}))
+    assert not [name for name in names(step) if ".visual." in name]
+    assert any(".language_model." in name for name in names(step))
+
+
+def test_without_freezing_all_linear_layers_of_the_tower_get_adapters() -> None:
+    step = run_step(job("qwen2_vl", SETUPS["lora"]))
+    assert any(name.startswith("model.visual.blocks.") for name in names(step))
+
+
+def test_freezing_the_tower_saves_its_gradients_and_activations() -> None:
+    whole = run_step(job("gemma3"))
+    frozen = run_step(job("gemma3", {"training.freeze": ("vision_tower",)}))
+    assert not [name for name in names(frozen) if "vision_tower" in name]
+    assert frozen.forward_end_bytes < whole.forward_end_bytes
+
+
+def test_larger_images_cost_more_in_towers_that_take_any_size() -> None:
+    small = run_step(job("qwen3_vl"))
+    large = run_step(job("qwen3_vl", {"training.image_pixels": 640**2}))
+    assert large.forward_end_bytes > small.forward_end_bytes
+
+
+def test_an_image_of_unknown_size_is_taken_at_the_processors_limit() -> None:
+    from memlint.estimate.families.qwen_vision import DEFAULT_PIXELS
+
+    unknown = run_step(job("qwen2_vl", {"training.image_pixels": None}))
+    stated = run_step(job("qwen2_vl", {"training.image_pixels": DEFAULT_PIXELS}))
+    assert peak(unknown) == peak(stated)
+
+
+def test_window_attention_covers_every_patch_once() -> None:
+    from memlint.estimate.families.qwen_vision import Tower
+
+    step_job = job("qwen2_5_vl")
+    build = Build(step_job)
+    model: Any = registry.build_model(step_job, build, Env.of(step_job, None))
+    tower: Tower = model.body.tower
+    for side in (14, 20, 34):
+        lengths = tower.lengths(2, (side * 14) ** 2)
+        assert sum(lengths["window"]) == sum(lengths["full"]) == 2 * side**2
+
+
+TEXTS = {
+    "num_hidden_layers": 5,
+    "vocab_size": 8192,
+    "hidden_size": 256,
+    "intermediate_size": 1024,
+    "num_attention_heads": 4,
+}
+SINGLE: dict[str, dict[str, Any]] = {
+    "vit": {"model_type": "vit", **TOWER},
+    "clip": {
+        "model_type": "clip",
+        "projection_dim": 128,
+        "text_config": {**TEXTS, "max_position_embeddings": 77},
+        "vision_config": TOWER,
+    },
+    "siglip": {
+        "model_type": "siglip",
+        "text_config": {**TEXTS, "max_position_embeddings": 64, "projection_size": 256},
+        "vision_config": TOWER,
+    },
+}
+SINGLE_PEAKS = [
+    ("vit", "sequence-classification", {"bf16": 124402176, "autocast": 171424768, "checkpointing": 47740416}),
+    ("clip", "causal-lm", {"bf16": 193353728, "autocast": 267257344, "checkpointing": 81765376}),
+    ("siglip", "causal-lm", {"bf16": 159356928, "autocast": 235177472, "checkpointing": 75328512}),
+    ("clip", "sequence-classification", {"bf16": 154949120, "autocast": 201971712, "checkpointing": 57233920}),
+    ("siglip", "sequence-classification", {"bf16": 127146496, "autocast": 177117696, "checkpointing": 49231872}),
+]
+"""Peak bytes of traces, made as those of :data:`tests.estimate.vision_configs.PEAKS`, of eight images (and texts)."""
+
+
+@pytest.mark.parametrize(
+    ("kind", "objective", "setup", "traced"),
+    [(kind, objective, setup, traced) for kind, objective, peaks in SINGLE_PEAKS for setup, traced in peaks.items()],
+)
+def test_image_models_peak_where_the_real_code_does(kind: str, objective: str, setup: str, traced: int) -> None:
+    architecture = read_config(SINGLE[kind])
+    assert isinstance(architecture, Architecture), architecture
+    training = Training(micro_batch_size=8, objective=objective, optimizer="sgd")
+    start = TrainingJob(model=kind, architecture=architecture, training=training)
+    step = run_step(replace_fields(start, SETUPS[setup]), (8, 0))
+    assert peak(step) == pytest.approx(traced, rel=0.007)

@@ -1,0 +1,158 @@
+"""Small configs of vision-language models, and the peaks of their traces."""
+
+from __future__ import annotations
+
+from typing import Any
+
+TEXT: dict[str, Any] = {
+    "hidden_size": 512,
+    "intermediate_size": 1408,
+    "num_hidden_layers": 5,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "vocab_size": 8192,
+    "max_position_embeddings": 4096,
+    "tie_word_embeddings": False,
+}
+TOWER: dict[str, Any] = {
+    "hidden_size": 256,
+    "intermediate_size": 1024,
+    "num_hidden_layers": 6,
+    "num_attention_heads": 4,
+    "patch_size": 14,
+    "image_size": 224,
+}
+_LOCAL = ["sliding_attention", "full_attention", "sliding_attention", "full_attention", "sliding_attention"]
+_ROPE = {"rope_type": "default", "rope_theta": 1e6}
+
+
+def _qwen(kind: str, sections: list[int], tower: dict[str, Any], tie: bool = False, **text: Any) -> dict[str, Any]:
+    rope = {**_ROPE, "mrope_section": sections}
+    return {
+        "model_type": kind,
+        "tie_word_embeddings": tie,
+        "text_config": {**TEXT, "rope_parameters": rope, "tie_word_embeddings": tie, **text},
+        "vision_config": {"num_heads": 4, **tower},
+    }
+
+
+def _joined(kind: str, text: dict[str, Any], tower: dict[str, Any], tie: bool = False, **more: Any) -> dict[str, Any]:
+    return {
+        "model_type": kind,
+        "tie_word_embeddings": tie,
+        "text_config": {**TEXT, "tie_word_embeddings": tie, **text},
+        "vision_config": {**TOWER, **tower},
+        **more,
+    }
+
+
+_QWEN3 = {
+    "depth": 6,
+    "hidden_size": 256,
+    "intermediate_size": 1024,
+    "out_hidden_size": 512,
+    "deepstack_visual_indexes": [1, 3, 4],
+    "num_position_embeddings": 2304,
+}
+_CLIP = {"model_type": "clip_vision_model"}
+_SIGLIP = {"model_type": "siglip_vision_model", "vision_use_head": False}
+CONFIGS: dict[str, dict[str, Any]] = {
+    "qwen2_vl": _qwen("qwen2_vl", [8, 12, 12], {"depth": 5, "embed_dim": 256, "hidden_size": 512, "mlp_ratio": 4}),
+    "qwen2_5_vl": _qwen(
+        "qwen2_5_vl",
+        [8, 12, 12],
+        {
+            "depth": 6,
+            "hidden_size": 256,
+            "intermediate_size": 704,
+            "out_hidden_size": 512,
+            "fullatt_block_indexes": [2, 5],
+        },
+    ),
+    "qwen3_vl": _qwen("qwen3_vl", [12, 10, 10], _QWEN3, tie=True, head_dim=64),
+    "qwen3_vl_moe": _qwen(
+        "qwen3_vl_moe",
+        [12, 10, 10],
+        _QWEN3,
+        head_dim=64,
+        num_experts=8,
+        num_experts_per_tok=2,
+        moe_intermediate_size=256,
+    ),
+    "llava": _joined("llava", {"model_type": "llama"}, _CLIP),
+    "llava_next": _joined(
+        "llava_next", {"model_type": "llama"}, {**_CLIP, "image_size": 112}, image_grid_pinpoints=[[224, 224]]
+    ),
+    "paligemma": _joined(
+        "paligemma",
+        {"model_type": "gemma", "head_dim": 64},
+        {**_SIGLIP, "projection_dim": 512},
+        tie=True,
+        projection_dim=512,
+        hidden_size=512,
+    ),
+    "gemma3": _joined(
+        "gemma3",
+        {"model_type": "gemma3_text", "head_dim": 64, "sliding_window": 256, "layer_types": _LOCAL},
+        _SIGLIP,
+        tie=True,
+        mm_tokens_per_image=64,
+    ),
+    "idefics3": _joined(
+        "idefics3", {"model_type": "llama", "pad_token_id": 0}, {"model_type": "idefics3_vision"}, scale_factor=2
+    ),
+    "smolvlm": _joined(
+        "smolvlm", {"model_type": "llama", "pad_token_id": 0}, {"model_type": "smolvlm_vision"}, scale_factor=4
+    ),
+    "internvl": _joined(
+        "internvl",
+        {"model_type": "qwen2"},
+        {"model_type": "internvl_vision", "image_size": [224, 224], "patch_size": [14, 14], "attention_bias": True},
+    ),
+    "mllama": {
+        "model_type": "mllama",
+        "tie_word_embeddings": False,
+        "text_config": {
+            **TEXT,
+            "num_hidden_layers": 6,
+            "cross_attention_layers": [1, 4],
+            "pad_token_id": 0,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 5e5},
+        },
+        "vision_config": {
+            "hidden_size": 256,
+            "num_hidden_layers": 4,
+            "num_global_layers": 2,
+            "attention_heads": 4,
+            "intermediate_size": 1024,
+            "vision_output_dim": 768,
+            "image_size": 112,
+            "patch_size": 14,
+            "max_num_tiles": 2,
+            "intermediate_layers_indices": [1, 2],
+            "supported_aspect_ratios": [[1, 1], [1, 2], [2, 1]],
+        },
+    },
+}
+PIXELS = {"qwen2_vl": 280**2, "qwen2_5_vl": 280**2, "qwen3_vl": 320**2, "qwen3_vl_moe": 320**2, "llava_next": 224**2}
+"""Pixels of the traced image where the tower does not fix them (20 x 20 patches; 2 x 2 tiles and the whole)."""
+FIXED = 224**2
+
+PEAKS: dict[str, dict[str, int]] = {
+    "qwen2_vl": {"bf16": 333614080, "autocast": 473076224, "checkpointing": 178099200, "lora": 408608256},
+    "qwen2_5_vl": {"bf16": 353055232, "autocast": 494014464, "checkpointing": 181104128, "lora": 427923968},
+    "qwen3_vl": {"bf16": 366553088, "autocast": 524490240, "checkpointing": 187988992, "lora": 439625216},
+    "qwen3_vl_moe": {"bf16": 369660416, "autocast": 560971776, "checkpointing": 206248960, "lora": 388788224},
+    "llava": {"bf16": 307350528, "autocast": 444083200, "checkpointing": 171943424, "lora": 385284096},
+    "llava_next": {"bf16": 315085312, "autocast": 453182976, "checkpointing": 173042688, "lora": 397379072},
+    "paligemma": {"bf16": 318288896, "autocast": 436647424, "checkpointing": 163817472, "lora": 387601408},
+    "gemma3": {"bf16": 392477696, "autocast": 511239168, "checkpointing": 164817920, "lora": 424549376},
+    "idefics3": {"bf16": 305413632, "autocast": 445266944, "checkpointing": 171409920, "lora": 386280960},
+    "smolvlm": {"bf16": 308559360, "autocast": 454704128, "checkpointing": 174555648, "lora": 389617152},
+    "internvl": {"bf16": 309487104, "autocast": 450436096, "checkpointing": 172217856, "lora": 387495424},
+    "mllama": {"bf16": 334572544, "autocast": 486425600, "checkpointing": 191551488, "lora": 403301376},
+}
+"""Peak bytes of the second step of transformers 5.24's own code on fake CUDA tensors (memlint.measure.trace, torch
+2.13): two rows of 512 tokens with one image each, SGD, no padding. What depends on data was given: grids, window order
+and the equality of token counts; ``masked_scatter`` ran with the gradients that derivatives.yaml states.
+"""
