@@ -56,21 +56,30 @@ def largest(fits: Callable[[int], bool], size: Callable[[int], int], room: int, 
     """
     if not fits(1):
         return None
-    if fits(most):
-        return most
-    low, high = 1, most
-    guess = max(2, min(start, most - 1))
+    low, high = 1, most + 1
+    guess = max(2, start)
+    # Upward from what is known to fit: a prediction of far more rows than ever fit may itself take long (vision towers
+    # are run image by image).
+    while low < most and high > most:
+        guess = min(guess, most)
+        if fits(guess):
+            slope = (size(guess) - size(1)) / (guess - 1)
+            low, beyond = guess, guess + int((room - size(guess)) / slope) + 1 if slope > 0 else 8 * guess
+            guess = max(low + 1, min(beyond, 8 * low))
+        else:
+            high = guess
     while high - low > 1:
-        if not low < guess < high:
-            guess = (low + high) // 2
+        slope = (size(high) - size(low)) / (high - low) if high <= most else 0
+        # Both neighbours of the crossing are wanted: try it, then the one above it.
+        aim = low + int((room - size(low)) / slope) if slope > 0 else (low + high) // 2
+        guess = min(max(aim, low + 1), high - 1)
         if fits(guess):
             low = guess
         else:
             high = guess
-        slope = (size(high) - size(low)) / (high - low)
-        aim = low + int((room - size(low)) / slope) if slope > 0 else (low + high) // 2
-        # Both neighbours of the crossing are wanted: try it, then the one above it.
-        guess = aim if aim > low else low + 1
+            if aim <= low:
+                middle = (low + high) // 2
+                low, high = (middle, high) if fits(middle) else (low, middle)
     return low
 
 
