@@ -15,7 +15,9 @@ from memlint.units import GIB, MIB, gib
 CONTEXT_LIMIT = int(1.4 * GIB)
 """A stray process with no more than this holds a bare CUDA context (870 MB to 1.2 GB: pytorch/pytorch#49481)."""
 SMALL = 0.05
-"""Share of the device that is not called another process's when the message lists none: contexts and NCCL buffers vary."""
+"""Share of the device that is not called another process's when the message lists none: contexts and NCCL buffers
+vary.
+"""
 PIECES = 0.02
 """Share of the device that free pieces must make up to be the cause: the median of public out-of-memory texts, where
 nothing was wrong but the size, is 2.2 % (memlint/hardware/overheads.py allocator_slack)."""
