@@ -1,0 +1,228 @@
+"""The simulation of vision-language models against traces of their real code, with images in the batch.
+
+    python -m benchmarks.accuracy.images [--types qwen2_vl,llava] [--setups bf16,lora]
+
+A trace has no data, so what the models read from data is given to them: grids, the order of windows, positions, numbers
+of tiles, and that as many image tokens stand in the sequence as the tower makes. ``masked_scatter`` and the additions
+by mask of Qwen3-VL run with the gradients that PyTorch's derivatives.yaml states. The configs are those of
+tests/estimate/vision_configs.py.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib
+import statistics
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from itertools import accumulate
+from typing import Any
+from unittest import mock
+
+import torch
+
+from memlint.estimate.simulate import run_step
+from memlint.measure.trace.settings import LoraSettings, TraceSettings
+from tests.estimate.test_vision_family import SETUPS, job
+from tests.estimate.vision_configs import CONFIGS
+
+build_module: Any = importlib.import_module("memlint.measure.trace.build")
+run_module: Any = importlib.import_module("memlint.measure.trace.run")
+
+ROWS, LENGTH = 2, 512
+TRACED: dict[str, dict[str, Any]] = {
+    "bf16": {},
+    "autocast": {"weights": "fp32", "autocast": "bf16"},
+    "checkpointing": {"checkpointing": "nonreentrant"},
+    "lora": {"lora": LoraSettings()},
+}
+
+
+class Numbers:
+    """A small integer tensor whose values a trace may look at: grids and cumulative lengths."""
+
+    def __init__(self, values: list[Any]) -> None:
+        self.values = values
+
+    def __getitem__(self, at: Any) -> Any:
+        return Numbers(self.values[at]) if isinstance(at, slice) else self.values[at]
+
+    def __sub__(self, other: Numbers) -> Numbers:
+        return Numbers([a - b for a, b in zip(self.values, other.values)])
+
+    def __floordiv__(self, number: int) -> Numbers:
+        return Numbers([value // number for value in self.values])
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.values)
+
+    def prod(self, dim: int) -> Numbers:
+        """Product of each row."""
+        return Numbers([a * b * c for a, b, c in self.values])
+
+    def tolist(self) -> list[Any]:
+        """The values."""
+        return list(self.values)
+
+
+class Scatter(torch.autograd.Function):  # type: ignore[misc]  # torch leaves its base untyped
+    """``masked_scatter``, whose own backward asks how many places the mask has."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, mask: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
+        """x with the source's rows where the mask says so."""
+        ctx.save_for_backward(mask)
+        ctx.source = source.shape
+        return torch.empty_like(x)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        """grad.masked_fill(mask, 0) and grad.masked_select(mask)."""
+        (mask,) = ctx.saved_tensors
+        into = grads[0].masked_fill(mask, 0) if ctx.needs_input_grad[0] else None
+        return into, None, grads[0].new_empty(ctx.source) if ctx.needs_input_grad[2] else None
+
+
+def _scatter(self: torch.Tensor, mask: torch.Tensor, source: torch.Tensor) -> Any:
+    return Scatter.apply(self, mask, source)
+
+
+def _ids(*shape: int) -> torch.Tensor:
+    return torch.empty(shape, dtype=torch.long, device="cuda")
+
+
+def _deepstack(self: Any, hidden: torch.Tensor, mask: torch.Tensor, features: torch.Tensor) -> torch.Tensor:
+    hidden = hidden.clone()
+    row, column = _ids(len(features)), _ids(len(features))
+    local = hidden[row, column, :] + features
+    hidden[row, column, :] = local
+    return hidden
+
+
+def _idefics_features(self: Any, pixels: torch.Tensor, mask: Any = None, **options: Any) -> Any:
+    batch, images, *rest = pixels.shape
+    pixels = pixels.to(dtype=self.dtype).view(batch * images, *rest)
+    empty = (pixels == 0.0).sum(dim=(-1, -2, -3))
+    del empty
+    pixels = pixels[_ids(batch * images)].contiguous()
+    side = rest[-1] // 14
+    patches = torch.ones((batch * images, side, side), dtype=torch.bool, device="cuda")
+    outputs = self.vision_model(pixel_values=pixels, patch_attention_mask=patches, **options)
+    features = self.connector(outputs.last_hidden_state)
+    outputs.pooler_output = [part.reshape(-1, part.shape[-1]) for part in features.split([images] * batch)]
+    return outputs
+
+
+def _given(kind: str) -> tuple[dict[str, Any], list[tuple[Any, str, Any]]]:
+    """Inputs beside ids and labels, and what replaces the model's looks at data."""
+    module: Any = importlib.import_module(f"transformers.models.{kind}.modeling_{kind}")
+    patches: list[tuple[Any, str, Any]] = []
+    if hasattr(module, "torch_compilable_check"):
+        patches.append((module, "torch_compilable_check", lambda *args, **options: None))
+    shape = job(kind).training
+    if kind.startswith("qwen"):
+        return _qwen(kind, module, patches)
+    tower = CONFIGS[kind]["vision_config"]
+    side = tower["image_size"]
+    side = side[0] if isinstance(side, list) else side
+    pixels = torch.empty(ROWS, 3, side, side, device="cuda")
+    inputs: dict[str, Any] = {"pixel_values": pixels}
+    if kind == "llava_next":
+        inputs = {"pixel_values": pixels.new_empty(ROWS, 5, 3, side, side), "image_sizes": [shape.image_pixels] * ROWS}
+        patches += [
+            (module, "image_size_to_num_patches", lambda **options: 5),
+            (module, "get_anyres_image_grid_shape", lambda *args: (2, 2)),
+            (module, "unpad_image", lambda image, size: image),
+        ]
+    elif kind in ("idefics3", "smolvlm"):
+        inputs = {"pixel_values": pixels.view(ROWS, 1, 3, side, side)}
+        owner = module.Idefics3Model if kind == "idefics3" else module.SmolVLMModel
+        patches.append((owner, "get_image_features", _idefics_features))
+    elif kind in ("gemma3", "paligemma"):
+        inputs["token_type_ids"] = _ids(ROWS, LENGTH)
+    elif kind == "mllama":
+        tiles = tower["max_num_tiles"]
+        inputs = {
+            "pixel_values": pixels.new_empty(ROWS, 1, tiles, 3, side, side),
+            "aspect_ratio_ids": _ids(ROWS, 1),
+            "aspect_ratio_mask": _ids(ROWS, 1, tiles),
+            "cross_attention_mask": _ids(ROWS, LENGTH, 1, tiles),
+        }
+    return inputs, patches
+
+
+def _qwen(kind: str, module: Any, patches: list[tuple[Any, str, Any]]) -> tuple[dict[str, Any], list[Any]]:
+    side, patch = 20, 16 if kind.startswith("qwen3") else 14
+    count = ROWS * side**2
+    starts = Numbers([image * side**2 for image in range(ROWS + 1)])
+    across = [min(4, side // 2 - at) for at in range(0, side // 2, 4)]
+    windows = Numbers([0, *accumulate([4 * high * wide for high in across for wide in across] * ROWS)])
+    replaced: dict[str, Callable[..., Any]] = {
+        "get_vision_position_ids": lambda *args, **options: _ids(count, 2),
+        "get_vision_attention_seqlens": lambda *args, **options: (starts, None),
+        "get_vision_window_index": lambda *args, **options: (_ids(count // 4), windows),
+        "get_max_seqlen": lambda *args, **options: None,
+        "get_vision_interpolation_indices_and_weights": lambda *args, **options: (
+            _ids(count, 4),
+            torch.empty(count, 4, device="cuda"),
+        ),
+    }
+    patches += [(module, name, value) for name, value in replaced.items() if hasattr(module, name)]
+    if kind.startswith("qwen3"):
+        text = module.Qwen3VLTextModel if kind == "qwen3_vl" else module.Qwen3VLMoeTextModel
+        patches.append((text, "_deepstack_process", _deepstack))
+    pixels = torch.empty(count, 3 * 2 * patch**2, device="cuda")
+    grid = Numbers([(1, side, side)] * ROWS)
+    return {"pixel_values": pixels, "image_grid_thw": grid, "position_ids": _ids(3, ROWS, LENGTH)}, patches
+
+
+def traced_peak(kind: str, setup: str) -> int:
+    """Peak bytes of the second step of the real code."""
+    label = run_module.label
+
+    def only_tensors(recorder: Any, tensors: Any, name: str) -> None:
+        label(recorder, [t for t in tensors if isinstance(t, torch.Tensor)], name)
+
+    with contextlib.ExitStack() as stack:
+
+        def inputs(config: Any, settings: TraceSettings, device: str = "cuda") -> dict[str, Any]:
+            given, patches = _given(kind)
+            for owner, name, value in patches:
+                stack.enter_context(mock.patch.object(owner, name, value))
+            return {"input_ids": _ids(ROWS, LENGTH), "labels": _ids(ROWS, LENGTH), **given}
+
+        stack.enter_context(mock.patch.dict(build_module.HEADS, {"causal": "AutoModelForImageTextToText"}))
+        stack.enter_context(mock.patch.object(run_module, "make_inputs", inputs))
+        stack.enter_context(mock.patch.object(run_module, "label", only_tensors))
+        stack.enter_context(mock.patch.object(torch.Tensor, "masked_scatter", _scatter))
+        config = {**CONFIGS[kind], "image_token_index" if kind == "mllama" else "image_token_id": 5}
+        settings = TraceSettings(batch=ROWS, seq=LENGTH, optimizer="sgd", **TRACED[setup])
+        return int(run_module.trace(config, settings, every_layer=True).peak_bytes)
+
+
+def main() -> int:
+    """Print a line a point and the summary."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--types", type=lambda text: text.split(","), default=list(CONFIGS))
+    parser.add_argument("--setups", type=lambda text: text.split(","), default=list(SETUPS))
+    options = parser.parse_args()
+    warnings.simplefilter("ignore")
+    errors = []
+    for kind in options.types:
+        for setup in options.setups:
+            traced = traced_peak(kind, setup)
+            step = run_step(job(kind, SETUPS[setup]), (8, 0))
+            simulated = max(phase.peak_bytes for phase in step.timeline)
+            errors.append(abs(simulated / traced - 1))
+            print(f"{kind:14} {setup:14} traced {traced:11} simulated {simulated / traced - 1:+.3%}", flush=True)
+    print(f"{len(errors)} points: median error {statistics.median(errors):.4%}, worst {max(errors):.3%}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
