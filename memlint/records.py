@@ -3,8 +3,8 @@
 ``dataclasses`` imports ``inspect`` (10 ms) and compiles four methods for each class (0.3 ms), which for some fifty
 classes is more than reading and predicting a config takes. :func:`dataclass` here has the same meaning for the options
 that memlint uses (keyword-only where asked, frozen, slots, default factories), with methods shared rather than
-generated. To a type checker it *is* ``dataclasses.dataclass``; to ``dataclasses.fields``, ``replace`` and ``asdict`` its
-classes are dataclasses, whose field table is made when first asked for.
+generated. To a type checker it *is* ``dataclasses.dataclass``; to ``dataclasses.fields``, ``replace`` and ``asdict``
+its classes are dataclasses, whose field table is made when first asked for.
 """
 
 from __future__ import annotations

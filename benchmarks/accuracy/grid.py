@@ -3,7 +3,8 @@
     python -m benchmarks.accuracy.grid [--types llama,qwen3] [--limit N] [--output FILE] [--worst N]
 
 Each point builds the real transformers model on fake tensors and runs two steps, which takes a second or two; the
-whole grid takes minutes. Results go to a JSON-lines file that ``python -m benchmarks.accuracy --grid FILE`` turns into tables.
+whole grid takes minutes. Results go to a JSON-lines file that ``python -m benchmarks.accuracy --grid FILE`` turns into
+tables.
 """
 
 from __future__ import annotations

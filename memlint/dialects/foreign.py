@@ -62,10 +62,10 @@ def _open_instruct(data: Mapping[str, Any]) -> bool:
         return "finetuning_type" not in data and "base_model" not in data
     if "tasks" in data and data.get("version") == "v2":
         return True
-    if "model_name_or_path" in data and "finetuning_type" not in data:
-        # open-instruct says num_epochs where the HF Trainer says num_train_epochs.
-        if "with_tracking" in data or ("num_epochs" in data and "num_train_epochs" not in data):
-            return True
+    # open-instruct says num_epochs where the HF Trainer says num_train_epochs.
+    own = "with_tracking" in data or ("num_epochs" in data and "num_train_epochs" not in data)
+    if own and "model_name_or_path" in data and "finetuning_type" not in data:
+        return True
     return "dataset_mixer" in data and "bf16" not in data and "torch_dtype" not in data and "beta" not in data
 
 

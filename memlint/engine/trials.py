@@ -33,8 +33,8 @@ class Trials:
         estimate: Callable[[TrainingJob], Estimate | None],
         finish: Callable[[TrainingJob], TrainingJob] = lambda job: job,
     ) -> None:
-        """``companions`` makes a reader of companion files in which some are replaced; ``finish`` adds to a job what its
-        file's comments say.
+        """``companions`` makes a reader of companion files in which some are replaced; ``finish`` adds to a job what
+        its file's comments say.
         """
         self._document = document
         self._dialect = dialect

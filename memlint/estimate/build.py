@@ -115,7 +115,8 @@ class Build:
             return precision.trainable_weights
         quantization = self.training.quantization
         if quantization is not None and quantization.kbit_preparation and quantization.type in KBIT_TYPES:
-            # peft 0.21 utils/other.py prepare_model_for_kbit_training: every half parameter that is not 4-bit becomes fp32.
+            # peft 0.21 utils/other.py prepare_model_for_kbit_training: every half parameter that is not 4-bit becomes
+            # fp32.
             return "fp32"
         return precision.weights
 

@@ -87,8 +87,8 @@ def _fused_backward(f: Tape, node: Node, grad: Tensor) -> tuple[Tensor | None, .
 def fused_attention(
     f: Tape, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, *, efficient: bool = False
 ) -> Tensor:
-    """Flash or memory-efficient kernel: saves q, k, v, the output, one fp32 log-sum-exp per query and head, and the random
-    state of its dropout (two numbers, whether it drops out or not)."""
+    """Flash or memory-efficient kernel: saves q, k, v, the output, one fp32 log-sum-exp per query and head, and the
+    random state of its dropout (two numbers, whether it drops out or not)."""
     b, heads, s, _ = q.shape
     recorded = f.needs(q, k, v)
     if mask is not None and mask.dtype == "bool":
@@ -108,8 +108,8 @@ def fused_attention(
 def efficient_scratch(q: Tensor, k: Tensor) -> int:
     """Bytes of scratch inside the memory-efficient backward kernel.
 
-    attention_backward.cu (torch 2.13): delta [B, h, S] fp32 and, for 16-bit inputs, fp32 accumulators of the gradients of
-    q, k and v.
+    attention_backward.cu (torch 2.13): delta [B, h, S] fp32 and, for 16-bit inputs, fp32 accumulators of the gradients
+    of q, k and v.
     """
     b, heads, s, d = q.shape
     total = b * heads * s * 4

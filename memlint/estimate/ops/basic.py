@@ -98,7 +98,8 @@ def copy(f: Tape, a: Tensor, shape: Shape | None = None) -> Tensor:
 
 
 def _pow2_backward(f: Tape, node: Node, grad: Tensor) -> tuple[Tensor]:
-    # pow_backward: grad * (exponent * self.pow(exponent - 1)): one C++ expression, whose temporaries live until its end.
+    # pow_backward: grad * (exponent * self.pow(exponent - 1)): one C++ expression, whose temporaries live until its
+    # end.
     power = f.like(grad)
     scaled = f.like(grad)
     out = f.like(grad)

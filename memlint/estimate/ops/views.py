@@ -123,8 +123,8 @@ def clamp(f: Tape, x: Tensor) -> Tensor:
 
 
 def _gather_backward(f: Tape, node: Node, grad: Tensor) -> tuple[Tensor]:
-    # gather_backward: zeros of the source's size, scatter_add_ in place. On tensor subclasses, and so in a trace on fake
-    # tensors, it is scatter_add, which makes a second one (areAnyTensorSubclassLike in FunctionsManual.cpp).
+    # gather_backward: zeros of the source's size, scatter_add_ in place. On tensor subclasses, and so in a trace on
+    # fake tensors, it is scatter_add, which makes a second one (areAnyTensorSubclassLike in FunctionsManual.cpp).
     zeros = None if f.one_kernel_silu else f.new(node.meta, grad.dtype, DECOMPOSED)
     out = f.new(node.meta, grad.dtype)
     del zeros
