@@ -127,8 +127,15 @@ class Training:
     padding: bool = False
     """The batch carries a padding mask."""
     longest_once: bool = False
-    """Only the longest sample reaches sequence_length (nothing is cut to it), so no two full micro batches follow each
-    other; False: what a training loop still holds of the micro batch before is as long."""
+    """Only the longest sample reaches sequence_length (nothing is cut to it), so no two full micro batches follow.
+    False: what a training loop still holds of the micro batch before is as long."""
+    length_mean: int | None = None
+    """Mean tokens of a sample before cutting, where the data's lengths vary and are known: the caching allocator is
+    then replayed over lengths drawn from it. None: every micro batch is as long as sequence_length."""
+    length_deviation: int | None = None
+    """Standard deviation of those tokens."""
+    drops_long: bool = False
+    """Samples longer than sequence_length are left out (ms-swift's default), not cut."""
     gradient_accumulation_steps: int = 1
     precision: Precision = field(default_factory=Precision)
     optimizer: str = "adamw"

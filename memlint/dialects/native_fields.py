@@ -121,7 +121,12 @@ TRAINING: dict[str, Field] = {
     "packing": _flag("rows are full: samples are packed to sequence_length"),
     "varlen": _flag("packed rows run as one flat row with cumulative lengths"),
     "padding": _flag("batches carry a padding mask, which can cost sdpa its flash kernel"),
-    "longest_once": _flag("only the longest sample reaches sequence_length, so full micro batches never follow each other"),
+    "length_mean": _count(
+        "mean tokens of a sample before cutting, where lengths vary; null: all are full", _TOKENS, nullable=True
+    ),
+    "length_deviation": _count("standard deviation of a sample's tokens", _TOKENS, nullable=True),
+    "drops_long": _flag("samples longer than sequence_length are left out, not cut to it"),
+    "longest_once": _flag("only the longest sample reaches sequence_length, so full batches never follow each other"),
     "gradient_accumulation_steps": _count("micro batches before a step; above 1, gradients live through the forward"),
     "optimizer": Field("choice", "optimizer", OPTIMIZERS),
     "optimizer_in_backward": _flag("each gradient is applied and freed inside backward"),

@@ -11,7 +11,8 @@ from memlint.estimate.env import Batch
 from memlint.estimate.ops.basic import cast, saving_output, scale, slice_of
 from memlint.estimate.ops.fused_loss import chunked_loss, liger_fused_loss, summed, trl_log_probs
 from memlint.estimate.ops.logps import log_softmax_gather, selective_log_softmax
-from memlint.estimate.ops.loss import causal_lm_loss, cross_entropy
+from memlint.estimate.ops.loss import causal_lm_loss, cross_entropy, shifting_lm_loss
+from memlint.estimate.versions import before
 from memlint.models.architecture import Architecture
 
 SCALED_LOGITS = ("granite", "granitemoe", "granitemoehybrid", "granitemoeshared", "cohere", "cohere2", "falcon_h1")
@@ -27,6 +28,11 @@ class CausalHead:
         self.whole = b.job.framework.lower().startswith("llama")
         """LLaMA-Factory takes the log-softmax of all rows at once."""
         self.softcap = a.get("final_logit_softcapping") is not None
+        halves = a.family == "gpt2" or bool(a.get("loss_in_own_dtype", False)) or before(b.job, "transformers", 4, 31)
+        self.early_fp32 = before(b.job, "transformers", 4, 46) and not halves
+        """Llama-shaped models upcast the logits in their own forward until 4.45; the GPT-2 shapes did not."""
+        self.shifts = before(b.job, "transformers", 4, 49) or bool(a.get("loss_in_own_dtype", False))
+        self.upcasts = not before(b.job, "transformers", 4, 46) and not a.get("loss_in_own_dtype", False)
         self.scaled = a.model_type in SCALED_LOGITS
         rows = b.training.vocab_size or a.vocab_size
         self.tied = a.tie_word_embeddings
@@ -48,6 +54,8 @@ class CausalHead:
             logits = scale(f, logits)
         elif self.scaled:
             logits = scale(f, logits)
+        if self.early_fp32:
+            logits = cast(f, logits, "fp32")
         f.component = TEMPORARIES
         return logits
 
@@ -55,6 +63,8 @@ class CausalHead:
         """The scalar loss."""
         assert batch.labels is not None
         if logits is not None:
+            if self.shifts:
+                return shifting_lm_loss(f, logits, batch.labels, upcast=self.upcasts)
             return causal_lm_loss(f, logits, batch.labels)
         assert hidden is not None
         f.component = LOGITS

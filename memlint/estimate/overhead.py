@@ -32,11 +32,13 @@ def device_interval(
     allocated_low: int,
     allocated_high: int,
     churn: int,
+    replay: tuple[int, int, int] | None = None,
 ) -> Interval:
     """Add the stated overheads to the allocated peak.
 
     ``allocated_low`` and ``allocated_high`` bound the allocated peak itself by the assumptions made. ``churn`` are the
     bytes at the peak that come and go within the step: only they fragment (weights and states are laid down once).
+    ``replay``: lowest, middle and highest reserved bytes where the data's lengths are known (estimate/allocator.py).
     """
     overheads = device_overheads(
         churn,
@@ -46,6 +48,8 @@ def device_interval(
         sharded=job.parallelism.strategy not in ("none", "ddp"),
         varying_lengths=False,
     )
+    if replay is not None:
+        overheads = tuple([_replayed(o, replay, overheads[0], allocated) for o in overheads])
     share = job.training.vllm_memory_share
     if share and target is not None:
         engine = int(share * target.usable_bytes)
@@ -62,4 +66,20 @@ def device_interval(
         low=allocated_low + sum(o.low_bytes for o in overheads),
         high=allocated_high + sum(o.high_bytes for o in overheads),
         overheads=overheads,
+    )
+
+
+def _replayed(
+    overhead: Overhead, replay: tuple[int, int, int], workspace: Overhead, allocated: int
+) -> Overhead:
+    """Allocator slack from a replay: its middle, and up to its highest with the stated share on top."""
+    if overhead.name != "allocator_slack":
+        return overhead
+    below = allocated + workspace.expected_bytes
+    return Overhead(
+        name=overhead.name,
+        low_bytes=0,
+        expected_bytes=max(0, replay[1] - below),
+        high_bytes=max(0, replay[2] - below) + overhead.high_bytes,
+        source="the caching allocator replayed over the data's lengths (estimate/allocator.py); " + overhead.source,
     )

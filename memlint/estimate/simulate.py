@@ -137,7 +137,8 @@ def run_step(
     elif training.optimizer_in_backward:
         # One optimizer for each parameter: its step makes temporaries of that parameter alone.
         alone = [replace(slot, count=1) for slot in slots]
-        temporary = max([0, *(step_temporary_bytes(training.optimizer, [slot], forced, two_lists=old) for slot in alone)])
+        each = [step_temporary_bytes(training.optimizer, [slot], forced, two_lists=old) for slot in alone]
+        temporary = max([0, *each])
     else:
         temporary = step_temporary_bytes(training.optimizer, slots, forced, two_lists=old)
     if sharding.deepspeed and master and not sharding.host_states:
@@ -188,6 +189,7 @@ def simulate(job: TrainingJob, target: Target | None = None) -> Estimate:
         allocated_low=lowest,
         allocated_high=peak.peak_bytes + in_flight,
         churn=max(0, peak.peak_bytes - settled),
+        replay=_replay(job, target) if job.training.length_mean is not None and world == 1 else None,
     )
     return Estimate(
         method="simulated",
@@ -207,6 +209,14 @@ def simulate(job: TrainingJob, target: Target | None = None) -> Estimate:
         host_bytes=step.host_bytes * (target.gpus // target.nodes if target is not None and world > 1 else 1),
         assumptions=(*job.assumptions, *notes),
     )
+
+
+def _replay(job: TrainingJob, target: Target | None) -> tuple[int, int, int]:
+    from memlint.estimate.allocator import replayed_reserved
+
+    if target is None:
+        return replayed_reserved(job)
+    return replayed_reserved(job, target.compute_capability, target.usable_high_bytes)
 
 
 def world_size(job: TrainingJob, target: Target | None) -> int:

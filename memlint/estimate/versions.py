@@ -6,7 +6,7 @@ from memlint.job import TrainingJob
 
 
 def version_of(job: TrainingJob, name: str) -> tuple[int, ...]:
-    """A library's version (``4.36.2`` -> (4, 36, 2)); empty where the job does not state it: then the newest is meant."""
+    """A library's version (``4.36.2`` -> (4, 36, 2)); empty where the job does not state it: the newest is meant."""
     numbers = []
     for part in str(job.versions.get(name, "")).split("."):
         digits = "".join([c for c in part if c.isdigit()])

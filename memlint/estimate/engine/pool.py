@@ -6,6 +6,8 @@ so a variable that keeps a tensor alive is a leak in the model just as it is in 
 
 from __future__ import annotations
 
+from typing import Callable
+
 PARAMETERS, GRADIENTS, OPTIMIZER, ACTIVATIONS, LOGITS, TEMPORARIES, COMMUNICATION, INPUTS, DECOMPOSED = range(9)
 """Indexes into component vectors, in the order of ``memlint.estimate.result.COMPONENTS``.
 
@@ -53,6 +55,8 @@ class Storage:
         if live > pool.peak:
             pool.peak = live
             pool.peak_components = pool.components[:]
+        if pool.watch is not None:
+            pool.watch(self, size)
 
     def __del__(self) -> None:
         pool = self.pool
@@ -62,6 +66,8 @@ class Storage:
             size *= repeat.factor
         pool.live -= size
         pool.components[self.component] -= size
+        if pool.watch is not None:
+            pool.watch(self, 0)
 
     def relabel(self, component: int) -> None:
         """Count the block under another component from now on (a saved temporary is an activation)."""
@@ -83,6 +89,8 @@ class Pool:
         self.peak = 0
         self.components = [0] * 9
         self.peak_components = [0] * 9
+        self.watch: Callable[[Storage | None, int], None] | None = None
+        """Told of every storage's beginning (its size) and end (0); None with a size: scratch inside a kernel."""
         self.repeat: Repeat | None = None
         """The repeat under way; storages made now belong to it."""
 
@@ -102,6 +110,8 @@ class Pool:
     def touch(self, size: int, component: int) -> None:
         """Allocate and free ``size`` bytes at once: scratch inside a kernel."""
         size = (size + 511) & ~511
+        if self.watch is not None:
+            self.watch(None, size)
         if self.live + size > self.peak:
             self.peak = self.live + size
             self.peak_components = self.components[:]

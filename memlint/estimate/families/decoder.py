@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Callable
 
 from memlint.estimate.build import Build
-from memlint.estimate.engine.pool import INPUTS, TEMPORARIES
+from memlint.estimate.engine.pool import INPUTS, TEMPORARIES, rounded
 from memlint.estimate.engine.tape import Leaf, Tape, Tensor
 from memlint.estimate.env import Batch, Env
 from memlint.estimate.errors import Unsupported
@@ -35,6 +35,9 @@ class DecoderModel:
         self.objective = job.training.objective
         self.body = body(a, build, env)
         self.prompt_tokens = prompt_parameters(build, a)
+        positions = int(a.get("registered_causal_mask", 0))
+        # Code on the hub (Qwen until October 2023) that registers a [P, P] bool mask in every layer.
+        build.buffer_bytes += a.num_hidden_layers * rounded(positions * positions)
         self.head: Any
         if self.objective == "causal-lm" or self.objective in POLICY:
             self.head = self._language_head(a, self.body)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from memlint.estimate.engine.pool import LOGITS, TEMPORARIES
 from memlint.estimate.engine.tape import Node, Tape, Tensor
-from memlint.estimate.ops.basic import cast
+from memlint.estimate.ops.basic import cast, copy, slice_of
 
 
 def _log_softmax_backward(f: Tape, node: Node, grad: Tensor) -> tuple[Tensor]:
@@ -41,3 +41,20 @@ def causal_lm_loss(f: Tape, logits: Tensor, labels: Tensor) -> Tensor:
     logits = cast(f, logits, "fp32")
     shifted = f.new(labels.shape, "int64", TEMPORARIES)
     return cross_entropy(f, logits, shifted)
+
+
+def shifting_lm_loss(f: Tape, logits: Tensor, labels: Tensor, *, upcast: bool) -> Tensor:
+    """The loss of transformers before 4.49 and of code on the hub: ``logits[..., :-1, :].contiguous()``.
+
+    The slice of one sequence is contiguous as it is; that of several is copied. ``upcast``: to fp32 first
+    (loss/loss_utils.py of 4.46); else cross entropy runs in the logits' dtype, or in fp32 under autocast.
+    """
+    f.component = LOGITS
+    if upcast:
+        logits = cast(f, logits, "fp32")
+    rows, length, width = logits.shape
+    shifted = slice_of(f, logits, (rows, length - 1, width))
+    if rows > 1:
+        shifted = copy(f, shifted)
+    targets = f.new(labels.shape, "int64", TEMPORARIES)
+    return cross_entropy(f, shifted, targets)
