@@ -8,7 +8,7 @@ from memlint.estimate.build import Build, Linear
 from memlint.estimate.engine.pool import LOGITS, TEMPORARIES
 from memlint.estimate.engine.tape import Tape, Tensor
 from memlint.estimate.env import Batch
-from memlint.estimate.ops.basic import cast, saving_output, scale, slice_of
+from memlint.estimate.ops.basic import cast, dropout, saving_output, scale, slice_of
 from memlint.estimate.ops.fused_loss import chunked_loss, liger_fused_loss, summed, trl_log_probs
 from memlint.estimate.ops.logps import log_softmax_gather, selective_log_softmax
 from memlint.estimate.ops.loss import causal_lm_loss, cross_entropy, shifting_lm_loss
@@ -98,11 +98,13 @@ class ClassificationHead:
     def __init__(self, a: Architecture, b: Build, embed: Any, *, per_token: bool = False) -> None:
         self.labels = int(a.get("num_labels", 2))
         self.per_token = per_token
-        self.score = b.linear("score", a.hidden_size, self.labels, per_token)
+        self.dropout = float(a.get("classifier_dropout", a.get("hidden_dropout", 0.1))) if per_token else 0.0
+        width = a.hidden_size if a.model_type != "opt" else int(a.get("word_embed_proj_dim", a.hidden_size))
+        self.score = b.linear("score", width, self.labels, per_token)
 
     def logits(self, f: Tape, hidden: Tensor) -> Tensor | None:
         """[B, S, labels]."""
-        logits: Tensor = self.score(f, hidden)
+        logits: Tensor = self.score(f, dropout(f, hidden, self.dropout))
         return logits
 
     def loss(self, f: Tape, logits: Tensor | None, hidden: Tensor | None, batch: Batch) -> Tensor:
