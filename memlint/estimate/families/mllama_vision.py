@@ -16,7 +16,7 @@ from memlint.estimate.families.pieces import LayerNorm, attend, heads_of
 from memlint.estimate.ops.activations import activate
 from memlint.estimate.ops.basic import add, cast, cat, mul, saving_output, scale, shift, slice_of
 from memlint.estimate.ops.gather import expand
-from memlint.estimate.ops.images import convolution
+from memlint.estimate.ops.images import convolution, requiring_grad
 from memlint.estimate.ops.linear import to_autocast
 from memlint.estimate.stack import Stack
 from memlint.job import Checkpointing
@@ -150,6 +150,8 @@ class Tower:
         rows, h, count = images * self.most, self.width, self.count
         ids = f.new((images, 1), "int64")
         x = convolution(f, cast(f, pixels, self.weight.dtype), self.weight, None, (rows, count - 1, h))
+        if self.env.checkpointing.mode != "none":
+            x = requiring_grad(f, x)
         x = self.before(f, x.view(images, self.most, count - 1, h), ids)
         x = cat(f, expand(f, self.token, (rows, 1, h)), x.view(rows, count - 1, h), shape=(rows, count, h))
         x = x.view(images, self.most, count, h)

@@ -17,7 +17,7 @@ from memlint.estimate.ops.activations import activate
 from memlint.estimate.ops.attention import sdpa
 from memlint.estimate.ops.basic import add, cast, cat, mul, scale, slice_of
 from memlint.estimate.ops.gather import index_rows
-from memlint.estimate.ops.images import convolution, stacked, sum_middle, unbind
+from memlint.estimate.ops.images import convolution, requiring_grad, stacked, sum_middle, unbind
 from memlint.estimate.ops.linear import embedding
 from memlint.estimate.ops.norm import rms_norm
 from memlint.estimate.ops.views import split
@@ -234,6 +234,8 @@ class Tower:
         dtype = self.weight.dtype
         given = cast(f, pixels, dtype)
         x = convolution(f, given, self.weight, self.bias, (n, width))
+        if env.checkpointing.mode != "none":
+            x = requiring_grad(f, x)
         state = env.state
         state["lengths"] = self.lengths(images, size)
         order = None

@@ -14,7 +14,7 @@ from memlint.estimate.families.pieces import LayerNorm, attend, heads_of
 from memlint.estimate.ops.activations import activate
 from memlint.estimate.ops.basic import add, cast, cat, dropout, mul
 from memlint.estimate.ops.gather import expand
-from memlint.estimate.ops.images import convolution
+from memlint.estimate.ops.images import convolution, requiring_grad
 from memlint.estimate.ops.linear import embedding
 from memlint.estimate.ops.norm import rms_norm
 from memlint.estimate.stack import Stack
@@ -196,11 +196,17 @@ class Tower:
         rows, h = pixels.shape[0], self.a.hidden_size
         side = pixels.shape[2] // self.patch
         x = convolution(f, cast(f, pixels, self.weight.dtype), self.weight, self.bias, (rows, side * side, h))
+        hooked = self.env.checkpointing.mode != "none"
+        if hooked and not self.by_position:
+            x = requiring_grad(f, x)
         if self.token is not None:
             token = expand(f, self.token, (rows, 1, h))
             x = cat(f, token, x, shape=(rows, side * side + 1, h))
         if self.positions is not None:
             x = add(f, x, self._placed(f, rows, x.shape[1]))
+        if hooked and self.by_position:
+            # Idefics3's input embeddings are all of this.
+            x = requiring_grad(f, x)
         return dropout(f, x, self.dropout)
 
     def _placed(self, f: Tape, rows: int, count: int) -> Tensor:

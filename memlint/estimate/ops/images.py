@@ -39,6 +39,21 @@ def convolution(f: Tape, x: Tensor, weight: Tensor, bias: Tensor | None, shape: 
     return f.record(out, _convolution_backward, inputs, saved)
 
 
+def _end(f: Tape, node: Node, grad: Tensor) -> tuple[Tensor | None, ...]:
+    return ()
+
+
+def requiring_grad(f: Tape, x: Tensor) -> Tensor:
+    """``x.requires_grad_(True)``: what follows is recorded although nothing before it trains.
+
+    ``gradient_checkpointing_enable`` hangs it on the input embeddings of every model inside, image towers too
+    (enable_input_require_grads in modeling_utils.py, transformers 5.24). The graph holds that leaf.
+    """
+    if x.node is not None or not f.grad_enabled:
+        return x
+    return f.record(x.detach(), _end, (), f.save(x))
+
+
 def _scatter_backward(f: Tape, node: Node, grad: Tensor) -> tuple[Tensor | None, Tensor | None]:
     # masked_scatter: self gets grad.masked_fill(mask, 0), source gets grad.masked_select(mask) (derivatives.yaml).
     into = f.like(grad) if node.edges[0] is not None else None
