@@ -138,6 +138,24 @@ def test_window_attention_covers_every_patch_once() -> None:
         assert sum(lengths["window"]) == sum(lengths["full"]) == 2 * side**2
 
 
+FROZEN = [
+    ("qwen2_vl", "visual", 175398400),
+    ("llava", "vision_tower", 171603456),
+    ("mllama", "vision_model", 185343488),
+    ("gemma3", "vision_tower", 164477952),
+    ("internvl", "vision_tower", 171877888),
+    ("idefics3", "vision_model", 170803712),
+]
+"""Peaks of traces with a frozen tower under activation checkpointing: transformers makes the patches require gradients
+(enable_input_require_grads), so the tower's graph is there all the same."""
+
+
+@pytest.mark.parametrize(("kind", "fragment", "traced"), FROZEN)
+def test_a_frozen_tower_under_checkpointing_keeps_its_graph(kind: str, fragment: str, traced: int) -> None:
+    changes = {"training.freeze": (fragment,), "training.checkpointing": Checkpointing(mode="full")}
+    assert peak(run_step(job(kind, changes), (8, 0))) == pytest.approx(traced, rel=0.0005)
+
+
 TEXTS = {
     "num_hidden_layers": 5,
     "vocab_size": 8192,
