@@ -159,15 +159,15 @@ def test_a_deep_trace_carried_on_from_a_few_layers_equals_the_whole(settings: di
 
 
 def test_the_peak_moves_to_another_phase_with_depth() -> None:
-    """Two shallow traces peak in the loss, the deep model in the optimizer step; carried on it does, too."""
-    settings = {"seq": 512, "precision": "fp32", "checkpointing": "nonreentrant"}
-    shallow, deep = tiny(num_hidden_layers=4), tiny(num_hidden_layers=64)
-    assert traced(shallow, **settings).peak_phase == "backward"
-    carried = traced(deep, every_layer=False, **settings)
+    """The shallow traces peak in backward, the deep model in the optimizer step; carried on it does, too."""
+    settings = {"seq": 256, "precision": "fp32", "checkpointing": "nonreentrant"}
+    deep = tiny(num_hidden_layers=12)
+    assert traced(tiny(num_hidden_layers=4), **settings).peak_phase == "backward"
+    whole, carried = traced(deep, **settings), traced(deep, every_layer=False, **settings)
     assert carried.extended_from == (2, 4)
-    assert carried.peak_phase == "optimizer"
-    whole_parameters = 2 * V * H + 64 * PER_LAYER + H
-    assert carried.parameters == whole_parameters
+    assert whole.peak_phase == carried.peak_phase == "optimizer"
+    assert carried.peak_bytes == whole.peak_bytes
+    assert carried.parameters == whole.parameters == 2 * V * H + 12 * PER_LAYER + H
 
 
 def test_the_config_given_is_left_as_it_is() -> None:
