@@ -73,9 +73,13 @@ def _xtuner(data: Mapping[str, Any]) -> bool:
     return "zero_stage" in data and "MBS" in data and "L" in data
 
 
+_YAML_ON: Any = True
+"""What YAML 1.1 makes of the key ``on``."""
+
+
 def _operations(data: Mapping[str, Any]) -> bool:
     """GitHub workflows, Kubernetes, compose files."""
-    if "jobs" in data and ("on" in data or True in data):
+    if "jobs" in data and ("on" in data or _YAML_ON in data):
         return True
     if "apiVersion" in data and "kind" in data:
         return True

@@ -119,6 +119,9 @@ class Tape:
         """silu_backward runs as CUDA's one kernel; False: decomposed, as in the reference traces (see ops/basic.py)."""
         self.hollow = False
         """Inside a checkpointed forward: saves are counted, not kept."""
+        self.mark = 0
+        self.quiet = False
+        """The node recorded last saves nothing; ``mark`` is the count of saves when it was recorded."""
         self.unpacked = False
         """Inside the backward of a non-reentrant recomputation: an unpacked tensor has no owner but the call itself,
         while a saved variable is released only after the outputs are validated (utils/checkpoint.py pops it,
@@ -171,6 +174,7 @@ class Tape:
             self.component,
         )
         self.nodes.append(node)
+        self.quiet, self.mark = self.saves == self.mark, self.saves
         out.node = node
         return out
 
@@ -279,8 +283,11 @@ class Tape:
         self.hollow = True
         out = run(*inputs)
         self.hollow = hollow
+        early: tuple[str, ...] = ()
+        if not reentrant and self.quiet and isinstance(out.node, Node) and self.nodes[-1] is out.node:
+            early = tuple([dtype for _, dtype in out.node.shapes if dtype not in ("", out.dtype)])
         del self.nodes[mark:]
-        plan = (run, None if reentrant else self.saves - before, self.autocast)
+        plan = (run, None if reentrant else self.saves - before, self.autocast, early)
         edges = tuple([t.node for t in inputs])
         shapes = tuple([(t.shape, t.dtype) for t in inputs])
         node = Node(None, edges, shapes, () if hollow else kept, plan, self.component)
@@ -288,7 +295,7 @@ class Tape:
         return Tensor(out.shape, out.dtype, out.storage, node)
 
     def _replay(self, node: Node) -> list[Tensor | None]:
-        run, limit, autocast = node.meta
+        run, limit, autocast, early = node.meta
         gates = [Node(None, (), (), (), None, TEMPORARIES) for _ in node.saved]
         inputs = []
         for tensor, gate in zip(node.saved, gates):
@@ -300,7 +307,11 @@ class Tape:
         outer = self.autocast, self.cast_cache, self.saves_left
         self.autocast, self.cast_cache = autocast, {}
         self.saves_left = None if limit is None else self.saves + limit
+        # Without reentry it is the first saved tensor asked for that starts the recomputation: a last sum, which saves none,
+        # has run before and has cast the gradient of its half operand.
+        ahead = [self.new(node.grad.shape, dtype) for dtype in early if node.grad is not None]
         out = run(*inputs)
+        del ahead
         self.autocast, self.cast_cache, self.saves_left = outer
         self.dry = False
         root = out.node

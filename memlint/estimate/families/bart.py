@@ -108,7 +108,9 @@ class Layer:
 
 
 def stack(a: Architecture, b: Build, env: Env, side: str, layers: int, layer: Any = Layer) -> Stack:
-    """The layers of one side. The last decoder layer, whose backward makes the encoder states' first gradient, is apart."""
+    """The layers of one side. The last decoder layer, whose backward makes the encoder states' first gradient, is
+    apart.
+    """
     decoder = side == "decoder"
     kinds = ["layer"] * (layers - 1) + ["last" if decoder else "layer"]
     return Stack(b, kinds, lambda build, kind, i: layer(a, build, f"model.{side}.layers.{i}", env, decoder=decoder))
@@ -122,12 +124,16 @@ class Side:
         name = f"model.{side}"
         self.env, self.per_row = env, side == "encoder"
         self.dropout = float(a.get("dropout", 0.0))
-        self.positions = b.embedding(f"{name}.embed_positions", int(a.get("max_position_embeddings")) + POSITION_OFFSET, h)
+        self.positions = b.embedding(
+            f"{name}.embed_positions", int(a.get("max_position_embeddings")) + POSITION_OFFSET, h
+        )
         self.layers = stack(a, b, env, side, int(a.get(f"{side}_layers")))
         self.embed_norm = LayerNorm(b, f"{name}.layernorm_embedding", h)
         self.norm = LayerNorm(b, f"{name}.layer_norm", h) if a.model_type in PRE_NORM else None
 
-    def __call__(self, f: Tape, embeds: Tensor, mask: Tensor | None, source: Tensor | None, padded: Tensor | None) -> Tensor:
+    def __call__(
+        self, f: Tape, embeds: Tensor, mask: Tensor | None, source: Tensor | None, padded: Tensor | None
+    ) -> Tensor:
         """embeds [B, T, H] over the encoder's source [B, S, H] -> [B, T, H]."""
         env, rows, length = self.env, embeds.shape[0], embeds.shape[1]
         position_embeds = self.positions(f, f.new((rows if self.per_row else 1, length), "int64"))

@@ -132,7 +132,9 @@ class Model:
         p = float(a.get("dropout" if distil else "hidden_dropout_prob", 0.0))
         self.embeddings = Embeddings(a, b, f"{root}.embeddings", p)
         width = self.embeddings.words.weight.shape[1]
-        self.project = b.linear(f"{root}.embeddings_project", width, a.hidden_size, True) if width != a.hidden_size else None
+        self.project = (
+            b.linear(f"{root}.embeddings_project", width, a.hidden_size, True) if width != a.hidden_size else None
+        )
         layers = f"{root}.transformer.layer" if distil else f"{root}.encoder.layer"
         self.layers = Stack(
             b, ["layer"] * a.num_hidden_layers, lambda build, kind, i: Layer(a, build, f"{layers}.{i}", env)
@@ -163,7 +165,7 @@ def head(a: Architecture, b: Build, embeddings: Embeddings, root: str, objective
             after = float(a.get("seq_classif_dropout", 0.2))
             return PooledHead(a, b, dense="pre_classifier", act="relu", classifier="classifier", after=after)
         act = "gelu" if root == "electra" else "tanh"
-        names = {"dense": "classifier.dense", "classifier": "classifier.out_proj"}
+        names: dict[str, Any] = {"dense": "classifier.dense", "classifier": "classifier.out_proj"}
         return PooledHead(a, b, act=act, before=p, after=p, **names)
     if root == "distilbert":
         names = {"dense": "vocab_transform", "norm": "vocab_layer_norm", "decoder": "vocab_projector"}

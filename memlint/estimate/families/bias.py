@@ -1,4 +1,6 @@
-"""Attention with a bias that may be trained: added to eager's scores, or a float mask of the memory-efficient kernel."""
+"""Attention with a bias that may be trained: added to eager's scores, or a float mask of the memory-efficient
+kernel.
+"""
 
 from __future__ import annotations
 
@@ -26,8 +28,8 @@ def eager_biased(
 
 
 def _biased_backward(f: Tape, node: Node, grad: Tensor) -> tuple[Tensor | None, ...]:
-    # _scaled_dot_product_efficient_attention_backward: gradients of q, k, v and, where it is trained, of the whole bias,
-    # which expand's backward then sums over the batch.
+    # _scaled_dot_product_efficient_attention_backward: gradients of q, k, v and, where it is trained, of the whole
+    # bias, which expand's backward then sums over the batch.
     scratch = f.new((node.meta,), "uint8")
     grads: list[Tensor | None] = [f.new(shape, dtype) for shape, dtype in node.shapes[:3]]
     q, k = node.shapes[0][0], node.shapes[1][0]
@@ -37,7 +39,9 @@ def _biased_backward(f: Tape, node: Node, grad: Tensor) -> tuple[Tensor | None, 
 
 
 def biased_attention(f: Tape, q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
-    """The memory-efficient kernel with a float mask [1, h, T, S]: saves q, k, v, the mask, the output and log-sum-exp."""
+    """The memory-efficient kernel with a float mask [1, h, T, S]: saves q, k, v, the mask, the output and
+    log-sum-exp.
+    """
     bias = to_autocast(f, bias)
     v = to_autocast(f, v)
     k = to_autocast(f, k)
@@ -59,7 +63,9 @@ def _anchored_backward(f: Tape, node: Node, grad: Tensor) -> tuple[Tensor]:
 
 
 def anchored(f: Tape, x: Tensor, made: tuple[Shape, str], history: Node | None) -> tuple[Tensor, Tensor]:
-    """x, with buckets [T, T] that live as long as its history does; and the bias made again, over the first one's history."""
+    """x, with buckets [T, T] that live as long as its history does; and the bias made again, over the first one's
+    history.
+    """
     shape, dtype = made
     again = f.new(shape, dtype)
     again.node = history

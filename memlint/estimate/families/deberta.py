@@ -83,7 +83,7 @@ class Attention:
         rows, _, length, _ = q.shape
         embeddings = embeddings.view(1, *embeddings.shape)
         pos_query = pos_key = None
-        if self.shared or "p2c" in self.ways and "c2p" not in self.ways:
+        if self.shared or ("p2c" in self.ways and "c2p" not in self.ways):
             pos_query = self.positions(f, embeddings, self.pos_query, rows)
         if self.shared or "c2p" in self.ways:
             pos_key = self.positions(f, embeddings, self.pos_key, rows)
@@ -267,5 +267,9 @@ def head(a: Architecture, b: Build, words: Any, objective: str) -> Any:
             after=float(a.get("cls_dropout", p)),
         )
     at = "cls.predictions"
-    names = {"dense": f"{at}.transform.dense", "norm": f"{at}.transform.LayerNorm", "decoder": f"{at}.decoder"}
+    names: dict[str, Any] = {
+        "dense": f"{at}.transform.dense",
+        "norm": f"{at}.transform.LayerNorm",
+        "decoder": f"{at}.decoder",
+    }
     return MaskedHead(a, b, words, bias=f"{at}.bias", act=str(a.get("hidden_act", "gelu")), **names)

@@ -34,7 +34,9 @@ class EncoderDecoderModel:
         self.body = body(job.architecture, build, env)
 
     def batch(self, f: Tape) -> Batch:
-        """Source ids [B, S], labels [B, T] and, with padding, the source's mask; or features where the body has them."""
+        """Source ids [B, S], labels [B, T] and, with padding, the source's mask; or features where the body has
+        them.
+        """
         training = self.job.training
         rows, length = training.micro_batch_size, training.sequence_length
         features = getattr(self.body, "features", None)

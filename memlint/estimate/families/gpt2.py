@@ -93,7 +93,9 @@ class Model:
         self.embed = b.embedding("transformer.wte", b.training.vocab_size or a.vocab_size, h)
         self.positions = b.embedding("transformer.wpe", int(a.get("max_position_embeddings")), h)
         self.dropout = float(a.get(self.embedding_dropout, 0.0))
-        self.layers = Stack(b, ["block"] * a.num_hidden_layers, lambda build, kind, i: self.block(a, build, kind, i, env))
+        self.layers = Stack(
+            b, ["block"] * a.num_hidden_layers, lambda build, kind, i: self.block(a, build, kind, i, env)
+        )
         self.norm = LayerNorm(b, "transformer.ln_f", h)
 
     def __call__(self, f: Tape, batch: Batch) -> Tensor:

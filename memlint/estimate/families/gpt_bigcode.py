@@ -5,6 +5,8 @@ Source: transformers 5.24 models/gpt_bigcode/modeling_gpt_bigcode.py.
 
 from __future__ import annotations
 
+from typing import Any
+
 from memlint.estimate.build import Build
 from memlint.estimate.engine.tape import Tape, Tensor
 from memlint.estimate.env import Env
@@ -52,7 +54,7 @@ class Block(gpt2.Block):
         name = f"transformer.h.{index}"
         self.env = env
         self.ln_1 = LayerNorm(b, f"{name}.ln_1", a.hidden_size)
-        self.attn = Attention(a, b, f"{name}.attn")
+        self.attn: Any = Attention(a, b, f"{name}.attn")
         self.ln_2 = LayerNorm(b, f"{name}.ln_2", a.hidden_size)
         self.mlp = gpt2.Mlp(a, b, f"{name}.mlp", int(a.get("n_inner") or 4 * a.hidden_size))
 

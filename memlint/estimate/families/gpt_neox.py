@@ -84,7 +84,8 @@ class Mlp:
         """x [B, S, H] -> [B, S, H]."""
         x = self.up(f, x)
         x = activate(f, x, self.act)
-        return self.down(f, x)
+        result: Tensor = self.down(f, x)
+        return result
 
 
 class NeoxBlock:
@@ -145,7 +146,9 @@ class Model:
         block = PhiBlock if phi else NeoxBlock
         root = "model" if phi else "gpt_neox"
         self.head_bias = phi
-        self.embed = b.embedding(f"{root}.{'embed_tokens' if phi else 'embed_in'}", b.training.vocab_size or a.vocab_size, h)
+        self.embed = b.embedding(
+            f"{root}.{'embed_tokens' if phi else 'embed_in'}", b.training.vocab_size or a.vocab_size, h
+        )
         self.dropout = float(a.get("embd_pdrop" if phi else "hidden_dropout", 0.0))
         self.layers = Stack(b, ["block"] * a.num_hidden_layers, lambda build, kind, i: block(a, build, i, env))
         self.norm = LayerNorm(b, f"{root}.{'final_layernorm' if phi else 'final_layer_norm'}", h)

@@ -94,7 +94,9 @@ class Model:
         affine = bool(a.get("layer_norm_elementwise_affine", True))
         root = "model.decoder"
         self.embed = b.embedding(f"{root}.embed_tokens", b.training.vocab_size or a.vocab_size, width)
-        self.positions = b.embedding(f"{root}.embed_positions", int(a.get("max_position_embeddings")) + POSITION_OFFSET, h)
+        self.positions = b.embedding(
+            f"{root}.embed_positions", int(a.get("max_position_embeddings")) + POSITION_OFFSET, h
+        )
         projects = width != h
         self.project_out = b.linear(f"{root}.project_out", h, width) if projects else None
         self.project_in = b.linear(f"{root}.project_in", width, h) if projects else None

@@ -54,8 +54,8 @@ def attend(
 
     The weights are returned as transformers returns them: the caller's ``_`` keeps them alive until the block is done.
     ``style`` of eager: ``fp32`` for ``softmax(dtype=float32).to(query.dtype)``, ``plain`` for softmax in the dtype of
-    the scores and a cast to the values', ``raw`` without that cast, ``upcast`` for gptj's scores in fp32. ``dense``: q and k are contiguous [B, h, S, D] (made by cat), so
-    matmul copies neither; ``dense_values``: v too.
+    the scores and a cast to the values', ``raw`` without that cast, ``upcast`` for gptj's scores in fp32. ``dense``: q
+    and k are contiguous [B, h, S, D] (made by cat), so matmul copies neither; ``dense_values``: v too.
     """
     if env.attention == "eager":
         return eager(f, q, k, v, mask, p, style=style, dense=dense, dense_values=dense_values)
@@ -65,7 +65,16 @@ def attend(
 
 
 def eager(
-    f: Tape, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, p: float, *, style: str, dense: bool, dense_values: bool
+    f: Tape,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    p: float,
+    *,
+    style: str,
+    dense: bool,
+    dense_values: bool,
 ) -> tuple[Tensor, Tensor]:
     """eager_attention_forward as gpt2, gpt_neox, opt, gptj, bart, bert and their like write it."""
     b, heads, s, _ = q.shape

@@ -100,7 +100,8 @@ def _mamba(job: TrainingJob, build: Build, env: Env) -> Trainable:
 def _hybrid(job: TrainingJob, build: Build, env: Env) -> Trainable:
     from memlint.estimate.families.hybrid import build_hybrid
 
-    return build_hybrid(job, build, env)
+    model: Trainable = build_hybrid(job, build, env)
+    return model
 
 
 def _vision(job: TrainingJob, build: Build, env: Env) -> Trainable:

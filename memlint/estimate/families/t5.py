@@ -97,7 +97,7 @@ class FeedForward:
             linear = self.ups[1](f, x)
             x = mul(f, gate, linear)
         else:
-            gate = linear = None
+            gate = linear = None  # type: ignore[assignment]
             x = self.ups[0](f, x)
             x = activate(f, x, self.act)
         x = dropout(f, x, self.dropout)
@@ -130,7 +130,9 @@ class Block:
         self.table: Weight | None = None
         if self.first:
             rows = int(a.get("relative_attention_num_buckets", 32))
-            self.table = b.parameter(f"{name}.0.SelfAttention.relative_attention_bias.weight", rows, self.attention.heads)
+            self.table = b.parameter(
+                f"{name}.0.SelfAttention.relative_attention_bias.weight", rows, self.attention.heads
+            )
         self.norm = b.parameter(f"{name}.0.layer_norm.weight", a.hidden_size)
         self.cross: Attention | None = None
         if self.decoder:
@@ -175,7 +177,9 @@ class StackOfBlocks:
     def __init__(self, a: Architecture, b: Build, env: Env, root: str, layers: int) -> None:
         self.env = env
         self.held: Tensor | None = None
-        """A leaf of the graph with its gradient: both live as long as the graph, that is until backward has returned."""
+        """A leaf of the graph with its gradient: both live as long as the graph, that is until backward has
+        returned.
+        """
         self.dropout = float(a.get("dropout_rate", 0.0))
         # The last block, whose backward makes the first gradients of what all share, is not like those before it.
         kinds = ["first", *["rest"] * (layers - 2), "last"][:layers]
@@ -211,7 +215,9 @@ class StackOfBlocks:
             self.held = zeros
         return zeros
 
-    def __call__(self, f: Tape, embeds: Tensor, mask: Tensor | None, source: Tensor | None, padded: Tensor | None) -> Tensor:
+    def __call__(
+        self, f: Tape, embeds: Tensor, mask: Tensor | None, source: Tensor | None, padded: Tensor | None
+    ) -> Tensor:
         """embeds [B, T, H] over the encoder's source [B, S, H] -> [B, T, H]."""
         env, length = self.env, embeds.shape[1]
         state = env.state

@@ -92,7 +92,8 @@ class Encoder:
         self.bias1 = b.parameter(f"{name}.conv1.bias", h)
         self.conv2 = b.parameter(f"{name}.conv2.weight", h, h, KERNEL)
         self.bias2 = b.parameter(f"{name}.conv2.bias", h)
-        # WhisperEncoder freezes them, but from_pretrained of transformers 5.24 puts parameters in their place that train.
+        # WhisperEncoder freezes them, but from_pretrained of transformers 5.24 puts parameters in their place that
+        # train.
         self.positions = b.parameter(f"{name}.embed_positions.weight", self.length, h)
         self.layers = bart.stack(a, b, env, "encoder", int(a.get("encoder_layers")), Layer)
         self.norm = LayerNorm(b, f"{name}.layer_norm", h)

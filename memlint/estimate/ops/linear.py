@@ -64,7 +64,9 @@ def linear(f: Tape, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Te
     assert held is not None
     given = to_autocast(f, x)
     recorded = f.needs(given, held, offset)
-    saved = f.save(given if held.node is not None else None, held if given.node is not None else None) if recorded else ()
+    saved = (
+        f.save(given if held.node is not None else None, held if given.node is not None else None) if recorded else ()
+    )
     out = f.new((*x.shape[:-1], held.shape[0]), given.dtype)
     if not recorded:
         return out

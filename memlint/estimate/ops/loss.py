@@ -21,7 +21,8 @@ def cross_entropy(f: Tape, logits: Tensor, labels: Tensor) -> Tensor:
     """``F.cross_entropy``: log_softmax saves its result, nll_loss saves that result again (the same storage).
 
     Under autocast nll_loss is on the fp32 list; log_softmax is too, but cross_entropy_loss names the logits' dtype
-    (aten/src/ATen/native/LossNLL.cpp), which autocast leaves alone: half log-probabilities and their fp32 copy are kept.
+    (aten/src/ATen/native/LossNLL.cpp), which autocast leaves alone: half log-probabilities and their fp32 copy are
+    kept.
     """
     recorded = f.needs(logits)
     log_probs = f.like(logits)
