@@ -1,6 +1,6 @@
-"""BART and mBART: learned positions, norms after (bart) or before (mbart) the branches, a decoder over encoder states.
+"""BART and its kin: norms after (bart, marian) or before (mbart, pegasus) the branches, a decoder over encoder states.
 
-Sources: transformers 5.24 models/{bart,mbart}/modeling_*.py.
+Sources: transformers 5.24 models/{bart,mbart,pegasus,marian}/modeling_*.py.
 """
 
 from __future__ import annotations
@@ -21,7 +21,11 @@ from memlint.units import DTYPE_BYTES
 POSITION_OFFSET = 2
 """Rows that BartLearnedPositionalEmbedding adds."""
 
-PRE_NORM = ("mbart", "whisper")
+PRE_NORM = ("mbart", "pegasus", "whisper")
+"""Norms before the branches, and one after the last layer."""
+
+SINUSOIDAL = ("pegasus", "marian")
+"""Positions from a table of sines, one row a position, and no norm after the embedding."""
 
 
 class Attention:
@@ -122,13 +126,14 @@ class Side:
     def __init__(self, a: Architecture, b: Build, env: Env, side: str) -> None:
         h = a.hidden_size
         name = f"model.{side}"
-        self.env, self.per_row = env, side == "encoder"
+        sines = a.model_type in SINUSOIDAL
+        self.env, self.per_row = env, side == "encoder" and not sines
         self.dropout = float(a.get("dropout", 0.0))
-        self.positions = b.embedding(
-            f"{name}.embed_positions", int(a.get("max_position_embeddings")) + POSITION_OFFSET, h
-        )
+        rows = int(a.get("max_position_embeddings")) + (0 if sines else POSITION_OFFSET)
+        # Built frozen, the tables train after from_pretrained of transformers 5.24, which puts new parameters in place.
+        self.positions = b.embedding(f"{name}.embed_positions", rows, h)
         self.layers = stack(a, b, env, side, int(a.get(f"{side}_layers")))
-        self.embed_norm = LayerNorm(b, f"{name}.layernorm_embedding", h)
+        self.embed_norm = None if sines else LayerNorm(b, f"{name}.layernorm_embedding", h)
         self.norm = LayerNorm(b, f"{name}.layer_norm", h) if a.model_type in PRE_NORM else None
 
     def __call__(
@@ -138,7 +143,8 @@ class Side:
         env, rows, length = self.env, embeds.shape[0], embeds.shape[1]
         position_embeds = self.positions(f, f.new((rows if self.per_row else 1, length), "int64"))
         x = add(f, embeds, position_embeds)
-        x = self.embed_norm(f, x)
+        if self.embed_norm is not None:
+            x = self.embed_norm(f, x)
         x = dropout(f, x, self.dropout)
         env.state["mask"], env.state["source"], env.state["cross mask"] = mask, source, padded
         x = self.layers(f, env, x)

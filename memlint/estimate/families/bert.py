@@ -17,8 +17,17 @@ from memlint.estimate.ops.basic import add, dropout
 from memlint.estimate.stack import Stack
 from memlint.models.architecture import Architecture
 
-ROOTS = {"electra": "electra", "distilbert": "distilbert", "bert": "bert"}
+ROOTS = {
+    "electra": "electra",
+    "distilbert": "distilbert",
+    "bert": "bert",
+    "ernie": "ernie",
+    "data2vec-text": "data2vec_text",
+}
 """base_model_prefix; ``roberta`` for its descendants."""
+
+COUNTED = ("bert", "ernie", "electra", "distilbert")
+"""Types whose positions are a slice of a buffer; the others count them from the ids, a [B, S] tensor."""
 
 BERT_NAMES = {
     "q": "attention.self.query",
@@ -50,8 +59,7 @@ class Embeddings:
         width = int(a.get("embedding_size", a.hidden_size)) if a.model_type == "electra" else a.hidden_size
         rows = b.training.vocab_size or a.vocab_size
         longest = int(a.get("max_position_embeddings"))
-        self.per_row = a.model_type not in ("bert", "electra", "distilbert")
-        """Positions are counted from the ids (roberta): a [B, S] tensor instead of a slice of a buffer."""
+        self.per_row = a.model_type not in COUNTED
         self.words = b.embedding(f"{name}.word_embeddings", rows, width)
         self.positions = b.embedding(f"{name}.position_embeddings", longest, width)
         self.types = None
@@ -59,6 +67,9 @@ class Embeddings:
         if a.model_type != "distilbert":
             self.types = b.embedding(f"{name}.token_type_embeddings", int(a.get("type_vocab_size", 2)), width)
             b.buffer(longest * 8)
+        self.tasks = None
+        if a.model_type == "ernie" and a.get("use_task_id", False):
+            self.tasks = b.embedding(f"{name}.task_type_embeddings", int(a.get("task_type_vocab_size", 3)), width)
         self.norm = LayerNorm(b, f"{name}.LayerNorm", width)
         self.dropout = p
 
@@ -74,6 +85,9 @@ class Embeddings:
             x = add(f, embeds, types)
         positions = self.positions(f, position_ids)
         x = add(f, x, positions)
+        if self.tasks is not None:
+            tasks = self.tasks(f, f.new((rows, length), "int64"))
+            x = add(f, x, tasks)
         x = self.norm(f, x)
         return dropout(f, x, self.dropout)
 
@@ -159,8 +173,8 @@ def head(a: Architecture, b: Build, embeddings: Embeddings, root: str, objective
     if objective == "token-classification":
         return TokenHead(a, b, float(a.get("dropout", 0.0)) if root == "distilbert" else p)
     if objective == "sequence-classification":
-        if root == "bert":
-            return PooledHead(a, b, dense="bert.pooler.dense", act="tanh", classifier="classifier", after=p)
+        if root in ("bert", "ernie"):
+            return PooledHead(a, b, dense=f"{root}.pooler.dense", act="tanh", classifier="classifier", after=p)
         if root == "distilbert":
             after = float(a.get("seq_classif_dropout", 0.2))
             return PooledHead(a, b, dense="pre_classifier", act="relu", classifier="classifier", after=after)
@@ -176,7 +190,7 @@ def head(a: Architecture, b: Build, embeddings: Embeddings, root: str, objective
         names = {"dense": "generator_predictions.dense", "norm": "generator_predictions.LayerNorm"}
         decoder = "generator_lm_head"
         return MaskedHead(a, b, embeddings.words, decoder=decoder, bias=f"{decoder}.bias", act="gelu", **names)
-    if root == "bert":
+    if root in ("bert", "ernie"):
         at = "cls.predictions"
         names = {"dense": f"{at}.transform.dense", "norm": f"{at}.transform.LayerNorm", "decoder": f"{at}.decoder"}
         return MaskedHead(a, b, embeddings.words, bias=f"{at}.bias", act=str(a.get("hidden_act", "gelu")), **names)

@@ -19,6 +19,8 @@ MODULES = {
     "roberta": "bert",
     "xlm-roberta": "bert",
     "camembert": "bert",
+    "data2vec-text": "bert",
+    "ernie": "bert",
     "electra": "bert",
     "distilbert": "bert",
     "modernbert": "modernbert",

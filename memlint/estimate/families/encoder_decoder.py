@@ -18,6 +18,8 @@ MODULES = {
     "mt5": "t5",
     "bart": "bart",
     "mbart": "bart",
+    "pegasus": "bart",
+    "marian": "bart",
     "whisper": "whisper",
 }
 """model_type -> module of this package that holds its ``Model``; modules load on first use."""
