@@ -7,7 +7,17 @@ from typing import Any
 
 from benchmarks.accuracy.measured_models import MASK, architecture_of
 from benchmarks.accuracy.measured_rows import Row
-from memlint.job import Checkpointing, Hardware, Lora, Parallelism, Precision, Quantization, Training, TrainingJob
+from memlint.job import (
+    Checkpointing,
+    Hardware,
+    Lora,
+    Parallelism,
+    Precision,
+    Quantization,
+    Training,
+    TrainingJob,
+    replace_fields,
+)
 from memlint.records import replace
 
 
@@ -58,6 +68,15 @@ GPUS = {
 """Published GPU name, lower case -> target; other names are tried as they are."""
 
 
+
+
+def _attention(row: Row) -> str:
+    if row["attention"] in ("flash", "eager"):
+        return row["attention"]
+    # "flash attention off": Qwen's code then multiplies scores out itself (QWenAttention._attn).
+    return "eager" if "flash attention off" in row["notes"] else "sdpa"
+
+
 def transformers_version(month: str) -> str:
     """The newest minor version of transformers released by a month (``2024-01``)."""
     chosen = TRANSFORMERS[0][1]
@@ -91,6 +110,9 @@ def job_of(row: Row) -> TrainingJob:
         # Later copies of Qwen's code no longer register a mask in every layer.
         architecture = replace(architecture, config={**architecture.config, MASK: 0})
     method = row["method"]
+    experts = architecture.get("num_experts") or architecture.get("n_routed_experts")
+    if method == "qlora" and framework == "axolotl" and experts:
+        raise Inexpressible("its experts, which are no nn.Linear, are quantised too: the job form cannot say that")
     if method not in ("full", "lora", "qlora", "dora", "adapter", "adapter_v2"):
         raise Inexpressible(f"method {method}")
     return TrainingJob(
@@ -112,7 +134,7 @@ def job_of(row: Row) -> TrainingJob:
             optimizer_in_backward="optimizer step in backward" in row["notes"] or "fused into backward" in row["notes"],
             max_grad_norm=None if framework in ("litgpt", "torchtune") else 1.0,
             checkpointing=_checkpointing(row),
-            attention={"flash": "flash", "eager": "eager"}.get(row["attention"], "sdpa"),
+            attention=_attention(row),
             loss=_loss(row),
             compile=row["compile"] == "yes",
         ),
@@ -140,6 +162,19 @@ def _lengths(row: Row) -> dict[str, Any]:
             "drops_long": row.framework == "ms-swift",
         }
     return {"length_mean": int(row["seq_len"])} if row.length == "exact" else {}
+
+
+def alternatives(row: Row, job: TrainingJob) -> list[TrainingJob]:
+    """The same run under what its source leaves open: adapters in the weights' dtype, as PEFT 0.6 to 0.11 keeps them.
+
+    peft 0.7.1 tuners/lora/layer.py update_layer: ``self.to(weight.device, dtype=weight.dtype)``; 0.5 and 0.12 on: fp32.
+    """
+    lora = job.training.lora
+    if row.framework not in ("qwen-finetune", "peft", "hf-trainer") or lora is None:
+        return []
+    if not "2023-11" <= row.date < "2024-08":
+        return []
+    return [replace_fields(job, {"training.lora.dtype": job.training.precision.weights})]
 
 
 def _objective(row: Row) -> str:

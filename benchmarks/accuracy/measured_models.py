@@ -61,6 +61,9 @@ IDS = {
 OWN_LOSS = "loss_in_own_dtype"
 """The model's own code takes the loss in the dtype of its logits (modeling_qwen.py, modeling_baichuan.py)."""
 
+NORM_HEAD = "norm_head"
+"""Baichuan 2 normalises the rows of its head in every forward; read by heads.py."""
+
 
 def _qwen(hidden: int, layers: int, heads: int, width: int, rows: int) -> dict[str, Any]:
     # Qwen/Qwen-*: config.json gives intermediate_size for w1 and w2 together, so each has half of it.
@@ -97,7 +100,7 @@ def _llama(hidden: int, layers: int, heads: int, kv: int, width: int, rows: int,
 
 
 def _baichuan(hidden: int, layers: int, width: int) -> dict[str, Any]:
-    return {**_llama(hidden, layers, layers, layers, width, 125696), OWN_LOSS: True}
+    return {**_llama(hidden, layers, layers, layers, width, 125696), OWN_LOSS: True, NORM_HEAD: True}
 
 
 SHAPES: tuple[tuple[str, dict[str, Any], str], ...] = (
@@ -134,8 +137,9 @@ def architecture_of(name: str, params: str = "") -> Architecture | None:
         config = row.config if row is not None else None
     if config is None:
         return None
-    plain = {k: v for k, v in config.items() if k not in ("quantization_config", MASK, OWN_LOSS)}
+    own = (MASK, OWN_LOSS, NORM_HEAD)
+    plain = {k: v for k, v in config.items() if k != "quantization_config" and k not in own}
     found = read_config(plain, id=name)
     if not isinstance(found, Architecture):
         return None
-    return replace(found, config={**found.config, MASK: config.get(MASK, 0), OWN_LOSS: config.get(OWN_LOSS, False)})
+    return replace(found, config={**found.config, **{k: config[k] for k in own if k in config}})

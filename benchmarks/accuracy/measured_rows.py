@@ -65,6 +65,23 @@ class Row:
         return int(float(self["measured_gib"]) * GIB) if self["measured_gib"] else None
 
     @property
+    def measured_range(self) -> tuple[int, int] | None:
+        """What the published figure may stand for; None for a bound or a run out of memory.
+
+        Half a unit of its last digit either way, and from GB up to GiB where a source prints ``G`` or ``GB``.
+        """
+        if not self["measured_gib"]:
+            return None
+        size = float(self["measured_gib"])
+        _, _, digits = self["measured_gib"].partition(".")
+        half = 0.5 * 10.0 ** -len(digits)
+        printed = self["unit_as_reported"]
+        doubt = 1.0
+        if self["metric"] == "unspecified_reported" and "GiB" not in printed and "1e9" not in printed:
+            doubt = 10**9 / GIB
+        return int((size - half) * doubt * GIB), int((size + half) * GIB)
+
+    @property
     def oom(self) -> bool:
         """The run went out of memory."""
         return self["oom"] == "yes"

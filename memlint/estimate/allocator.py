@@ -196,7 +196,7 @@ def replayed_reserved(
 
     ``capacity`` bounds what can be reserved: when it is reached, free segments are given back, as on the device.
     """
-    static, states, steps = _steps(job, capability)
+    static, states, scratch, steps = _steps(job, capability)
     lengths = list(steps)
     found = []
     for order in range(ORDERS if len(lengths) > 1 else 1):
@@ -207,6 +207,8 @@ def replayed_reserved(
                 allocator.take(size)
             for number, length in enumerate(lengths if len(lengths) > 1 else 3 * lengths):
                 allocator.replay(steps[length])
+                for block in [allocator.take(size) for size in scratch]:
+                    allocator.give(block)
                 if not number:
                     for size in states:
                         allocator.take(size)
@@ -217,8 +219,10 @@ def replayed_reserved(
     return found[0], found[len(found) // 2], found[-1]
 
 
-def _steps(job: TrainingJob, capability: tuple[int, int] | None) -> tuple[list[int], list[int], dict[int, list[Event]]]:
-    """Blocks that stay, blocks of optimizer states, and each length's allocations and frees."""
+def _steps(
+    job: TrainingJob, capability: tuple[int, int] | None
+) -> tuple[list[int], list[int], list[int], dict[int, list[Event]]]:
+    """Blocks that stay, blocks of optimizer states and of the step's lists, and each length's allocations and frees."""
     from memlint.estimate.simulate import run_step
 
     architecture, training = job.architecture, job.training
@@ -227,12 +231,14 @@ def _steps(job: TrainingJob, capability: tuple[int, int] | None) -> tuple[list[i
     depth = min(layers, DEPTH) if training.checkpointing.mode == "full" else layers
     whole = run_step(job, capability)
     static: list[int] = []
+    one_list: list[int] = []
     trained = 0
     for record in whole.build.records:
         for _ in range(record.count):
             static += [rounded(size) for size in record.blocks]
             if record.trainable:
                 trained += 1
+                one_list.append(rounded(record.numel * DTYPE_BYTES[record.dtype]))
                 if not training.optimizer_in_backward:
                     static.append(rounded(record.numel * DTYPE_BYTES[record.grad_dtype]))
     workspace = 2 * rounded(cublas_workspace_bytes(capability))
@@ -240,6 +246,8 @@ def _steps(job: TrainingJob, capability: tuple[int, int] | None) -> tuple[list[i
     static.append(rounded(others))
     held = 0 if training.optimizer.startswith("paged-") else whole.static["optimizer_states"]
     states = [rounded(held // (2 * trained))] * (2 * trained) if trained and held else []
+    step = whole.timeline[-1]
+    lists = round((step.peak_bytes - step.end_bytes) / max(1, sum(one_list)))
     shallow = replace_fields(job, {"training.gradient_accumulation_steps": 2})
     if depth < layers:
         config = {**architecture.config, "num_hidden_layers": depth}
@@ -251,6 +259,8 @@ def _steps(job: TrainingJob, capability: tuple[int, int] | None) -> tuple[list[i
             continue
         tape = _Watched()
         run_step(replace_fields(shallow, {"training.sequence_length": length}), capability, full=True, tape=tape)
+        if lists:
+            del tape.events[-2:]  # the optimizer's lists, which come tensor by tensor from the whole model
         saved = rounded(training.micro_batch_size * length * width)
         steps[length] = [(-2 - index, saved) for index in range(layers - depth)] + tape.events
-    return static, states, steps
+    return static, states, lists * one_list, steps

@@ -10,6 +10,7 @@ from memlint.estimate.engine.tape import Tape, Tensor
 from memlint.estimate.env import Batch
 from memlint.estimate.ops.basic import cast, dropout, saving_output, scale, slice_of
 from memlint.estimate.ops.fused_loss import chunked_loss, liger_fused_loss, summed, trl_log_probs
+from memlint.estimate.ops.linear import linear
 from memlint.estimate.ops.logps import log_softmax_gather, selective_log_softmax
 from memlint.estimate.ops.loss import causal_lm_loss, cross_entropy, shifting_lm_loss
 from memlint.estimate.versions import before
@@ -35,6 +36,7 @@ class CausalHead:
         self.upcasts = not before(b.job, "transformers", 4, 46) and not a.get("loss_in_own_dtype", False)
         self.scaled = a.model_type in SCALED_LOGITS
         rows = b.training.vocab_size or a.vocab_size
+        self.normed = bool(a.get("norm_head", False))
         self.tied = a.tie_word_embeddings
         if self.tied:
             offset = b.parameter(f"{name}.bias", rows) if bias else None
@@ -47,7 +49,7 @@ class CausalHead:
         if self.loss_kind != "standard":
             return None
         f.component = LOGITS
-        logits: Tensor = self.head(f, hidden)
+        logits: Tensor = self.normalised(f, hidden) if self.normed else self.head(f, hidden)
         if self.softcap:
             logits = scale(f, logits)
             logits = saving_output(f, logits)
@@ -58,6 +60,14 @@ class CausalHead:
             logits = cast(f, logits, "fp32")
         f.component = TEMPORARIES
         return logits
+
+    def normalised(self, f: Tape, hidden: Tensor) -> Tensor:
+        """NormHead of modeling_baichuan.py (Baichuan 2): in training the head's rows are normalised for every
+        forward.
+        """
+        weight = self.head.weight
+        unit = scale(f, Tensor(weight.shape, weight.dtype, None, weight.node))
+        return linear(f, hidden, unit)
 
     def loss(self, f: Tape, logits: Tensor | None, hidden: Tensor | None, batch: Batch) -> Tensor:
         """The scalar loss."""

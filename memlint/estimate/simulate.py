@@ -175,6 +175,13 @@ def simulate(job: TrainingJob, target: Target | None = None) -> Estimate:
     if step.decomposed and peak.phase == "backward":
         other = run_step(job, capability, world=world, one_kernel_silu=True)
         lowest = max(p.peak_bytes for p in other.timeline)
+    if job.training.compile:
+        # A compiled loss may write the logits' gradient over the logits it saved (donated_buffer in torch 2.6
+        # _functorch/config.py); what is kept of a compiled layer is the partitioner's choice.
+        lowest -= peak.components["logits"] // 2
+    if job.training.optimizer.startswith("paged-"):
+        # Paged states are moved to the host when the device is full (bitsandbytes functional.py get_paged).
+        lowest -= step.static["optimizer_states"]
     records = step.build.records
     if job is not whole:
         # The counts are those of the whole model, whatever part of it this GPU holds.

@@ -1,0 +1,78 @@
+"""How right memlint is, as tables.
+
+    python -m benchmarks.accuracy [--oracle FILE] [--measured FILE] [--peers DIR] [--docs docs/accuracy.md]
+
+``--oracle`` takes traced reference points (form of ../shared/oracle), ``--measured`` published measurements (form of
+../shared/measured), ``--grid`` what ``python -m benchmarks.accuracy.grid --output FILE`` wrote. ``--peers DIR`` makes a
+virtual environment in DIR with the other estimators and compares on the rows that they can express. ``--docs FILE``
+also writes the page.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import sys
+
+from benchmarks.accuracy.measured import Prediction, predict_file
+from benchmarks.accuracy.oracle import Comparison, compare_all
+from benchmarks.accuracy.tables import measured_tables, oracle_tables
+
+
+def arguments() -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.accuracy", description="accuracy of the predictions")
+    parser.add_argument("--oracle", metavar="FILE", help="traced reference points, JSON lines")
+    parser.add_argument("--measured", metavar="FILE", help="published measurements, CSV")
+    parser.add_argument("--grid", metavar="FILE", help="results of benchmarks.accuracy.grid, JSON lines")
+    parser.add_argument("--peers", metavar="DIR", help="make a virtual environment here and compare with other tools")
+    parser.add_argument("--docs", metavar="FILE", help="also write the tables as this page")
+    parser.add_argument("--worst", type=int, default=20, metavar="N", help="how many of the worst rows to explain")
+    return parser.parse_args()
+
+
+def main() -> int:
+    """Run what was asked for and print the tables."""
+    options = arguments()
+    if not (options.oracle or options.measured or options.grid):
+        print("nothing to compare with: give --oracle FILE, --measured FILE or --grid FILE", file=sys.stderr)
+        return 2
+    lines: list[str] = []
+    comparisons: list[Comparison] = []
+    predictions: list[Prediction] = []
+    try:
+        if options.oracle:
+            comparisons = list(compare_all(options.oracle))
+            lines += ["## Against the traced real code", ""]
+            lines += oracle_tables(comparisons, min(options.worst, 10))
+        if options.grid:
+            from benchmarks.accuracy.grid_tables import grid_tables
+
+            lines += ["## Against our own trace, over a grid of types and setups", "", *grid_tables(options.grid)]
+        if options.measured:
+            predictions, skipped = predict_file(options.measured, _progress)
+            lines += ["## Against published measurements", "", *measured_tables(predictions, skipped, options.worst)]
+        if options.peers:
+            from benchmarks.accuracy.peers import peer_tables
+
+            lines += ["## Beside other tools", "", *peer_tables(options.peers, comparisons, predictions)]
+    except (OSError, KeyError, ValueError) as error:
+        print(f"a file could not be compared: {type(error).__name__}: {error}", file=sys.stderr)
+        return 2
+    text = "\n".join(lines)
+    print(text)
+    if options.docs:
+        from benchmarks.accuracy.page import page
+
+        with open(options.docs, "w", encoding="utf-8") as handle:
+            handle.write(page(text, datetime.date.today(), options.oracle, options.measured))
+    return 0
+
+
+def _progress(row: str) -> None:
+    if sys.stderr.isatty():
+        print(f"\r{row:30s}", end="", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

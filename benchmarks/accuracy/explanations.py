@@ -1,0 +1,67 @@
+"""Why a measured row stays off: what its source leaves out or gets wrong, tensor by tensor where that is known.
+
+Nothing here changes a prediction.
+"""
+
+from __future__ import annotations
+
+from benchmarks.accuracy.measured import Prediction
+
+_SWIFT = (
+    "the page's data set is `cls-fudan-news-zh` (3234 +- 2547 tokens) with ms-swift's default `truncation_strategy "
+    "delete`: longer samples are left out, so micro batches differ in length and the figure is what the caching "
+    "allocator holds after every new longest sample. The order of the samples is not published; other orders of the "
+    "same lengths give {low} to {high} GiB (replay of the allocator), {expected} in the middle"
+)
+_GPTQ = "the temporaries of auto_gptq's kernels are not modelled beyond the unpacked weight"
+_RULES: tuple[tuple[str, str], ...] = (
+    ("chatglm3", "code on the hub, computed as the nearest Llama shape with a flash kernel, which it may lack; "),
+    ("baichuan2-13b", "code on the hub with an ALiBi bias [h, S, S], which the Llama shape lacks; "),
+)
+"""(word in the model's name, what to say before ms-swift's own explanation)."""
+_ROWS: dict[str, str] = {
+    "torchtune-003": "the published 16.2 GiB is 0.1 GiB above the bf16 weights (14.97) and the 32 saved layer inputs "
+    "(1.06): it leaves no room for the 0.98 GiB of half-precision logits that the eight pieces of the head hold at "
+    "once. The command behind this table is not published",
+    "torchtune-005": "from the same table as the LoRA row, whose figure leaves no room for the logits",
+    "torchtune-029": "rank and targets are those of the default config, assumed; 6.05 GiB of weights, 0.7 of adapters "
+    "and states, 1.96 of half-precision logits in eight pieces",
+    "axolotl-006": "4.7 GB is 3.3 GiB more than weights, adapters and one layer. One fp32 copy of the logits "
+    "[4096, 120818] and its half gradient have that size; whether the fused loss took effect is not stated",
+    "axolotl-014": "11.3 GiB is 3 GiB more than predicted with the fused loss: two fp32 copies of the logits "
+    "[4096, 100278] have that size; whether the fused loss took effect is not stated",
+    "axolotl-001": "the README says `about`; the prediction takes the nearest known activation for xIELU",
+    "axoold-001": "README of July 2023, `about 17 GB`; versions of transformers, peft and xformers are not stated",
+    "hfdoc-001": "the driver's figure on a V100 with eager kernel loading: the page itself gives 1343 MiB for the "
+    "context, against 430 expected and up to 1343 in the interval; the rest is the attention of transformers 4.16, "
+    "whose copies of the [4, 16, 512, 512] scores differ from today's",
+    "swifttuner-023": "a run with evaluation, whose batches are not packed, so their lengths vary",
+}
+"""Row -> what is known of it."""
+
+
+def explain(prediction: Prediction) -> str | None:
+    """A sentence for a row whose error or interval is off; None where nothing is known."""
+    row = prediction.row
+    if row.id in _ROWS:
+        return _ROWS[row.id]
+    if row.framework == "ms-swift":
+        low, high = prediction.low / 2**30, prediction.high / 2**30
+        text = _SWIFT.format(low=f"{low:.1f}", high=f"{high:.1f}", expected=f"{prediction.expected / 2**30:.1f}")
+        for word, before in _RULES:
+            if word in row["model"].lower():
+                text = before + text
+        return f"{_GPTQ}; {text}" if "gptq" in row["param_dtype"] else text
+    if row.framework == "qwen-finetune" and row["sharding"].startswith("zero"):
+        return (
+            "DeepSpeed on one GPU: its flat buffers (fp16 copies, reduce buckets of the `auto` sizes) are counted, "
+            "their fragmentation is not; the version is not stated. " + (_GPTQ if row["method"] == "qlora" else "")
+        )
+    if row.framework == "qwen-finetune":
+        return (
+            "how the figure was read (driver or allocator) is not stated; the driver's holds about 0.5 GiB of CUDA "
+            "context besides"
+        )
+    if row.length in ("cap", "unknown"):
+        return "the real length of the longest batch is not stated: the prediction holds for full sequences"
+    return None

@@ -1,0 +1,167 @@
+"""Markdown tables of the benchmark; the same text goes to the terminal and into docs/accuracy.md."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from benchmarks.accuracy.explanations import explain
+from benchmarks.accuracy.measured import (
+    Prediction,
+    Skipped,
+    Summary,
+    Verdicts,
+    gib,
+    grouped,
+    metric_group,
+    summarise,
+    verdicts,
+)
+from benchmarks.accuracy.oracle import Comparison
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    """A Markdown table."""
+    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
+    lines += ["| " + " | ".join(row) + " |" for row in rows]
+    return [*lines, ""]
+
+
+def percent(share: float) -> str:
+    """A share with two places of percent."""
+    return f"{100 * share:.2f} %"
+
+
+SUMMARY = ("rows", "median error", "90th percentile", "worst", "in interval", "median width")
+
+
+def summary_cells(summary: Summary) -> tuple[str, ...]:
+    """The cells of one group."""
+    errors = (percent(summary.median), percent(summary.ninetieth), percent(summary.worst))
+    interval = ("-", "-") if "allocated" in summary.name else (f"{summary.held:.0%}", f"{summary.width:.0%}")
+    return (summary.name, str(summary.rows), *errors, *interval)
+
+
+def measured_tables(predictions: Sequence[Prediction], skipped: Sequence[Skipped], worst: int) -> list[str]:
+    """Headline, tables by metric, framework, method and family, worst rows, rows left out."""
+    graded = [p for p in predictions if p.row.graded]
+    lines = ["### Graded rows: one GPU, complete, length exact or near the cap", ""]
+    lines += headline(graded, verdicts(graded))
+    keys = (
+        ("metric", metric_group),
+        ("framework", lambda p: f"{p.row.framework}, {metric_group(p)}"),
+        ("method", lambda p: f"{p.row['method']}, {metric_group(p)}"),
+        ("family", lambda p: p.job.architecture.model_type if p.job.architecture else "?"),
+    )
+    for name, key in keys:
+        lines += [f"By {name}:", ""]
+        lines += table((name, *SUMMARY), [summary_cells(s) for s in grouped(graded, key)])
+    lines += ["### The rows that stay off", "", f"The {worst} largest errors, and what is known of each.", ""]
+    lines += worst_rows(graded, worst)
+    lines += every_row(graded)
+    lines += other_rows(predictions)
+    return lines + left_out(skipped)
+
+
+def headline(graded: Sequence[Prediction], found: Verdicts) -> list[str]:
+    """Median, 90th percentile, false fits, false oom."""
+    lines = []
+    for name in ("allocated", "reserved"):
+        summary = summarise(name, [p for p in graded if metric_group(p) == name])
+        if summary is not None:
+            text = f"* {name} ({summary.rows} rows): median relative error {percent(summary.median)}, 90th percentile "
+            text += percent(summary.ninetieth)
+            if name == "reserved":
+                text += f"; the interval holds {summary.held:.1%} at a median width of {summary.width:.1%}"
+            lines.append(text)
+    wrong = f"{len(found.false_oom)} of {found.ran}{_named(found.false_oom)}"
+    missed = f"{len(found.false_fits)} of {found.failed}{_named(found.false_fits)}"
+    lines.append(f"* called `oom` although it ran: {wrong}")
+    lines.append(f"* called `fits` although it went out of memory: {missed}")
+    return [*lines, ""]
+
+
+def _named(ids: Sequence[str]) -> str:
+    return f" ({', '.join(ids)})" if ids else ""
+
+
+def _cells(p: Prediction) -> tuple[str, ...]:
+    row = p.row
+    setup = f"{row['method']}, {row['micro_batch']} x {row['seq_len']}, ckpt {row['activation_checkpointing'] or '?'}"
+    truth = row.measured_bytes
+    shown = gib(truth) if truth is not None else ("out of memory" if row.oom else row.bound or "-")
+    error = "-" if p.error is None else f"{100 * p.error:+.1f} %"
+    return (row.id, row["model"], setup, row["metric"], shown, gib(p.expected), f"{gib(p.low)} to {gib(p.high)}", error)
+
+
+ROW = ("id", "model", "setup", "metric", "measured", "predicted", "interval", "error")
+
+
+def worst_rows(graded: Sequence[Prediction], count: int) -> list[str]:
+    """The largest errors with their explanations."""
+    ranked = sorted((p for p in graded if p.error is not None), key=lambda p: -abs(p.error or 0.0))[:count]
+    return table((*ROW, "why"), [(*_cells(p), explain(p) or "not known") for p in ranked])
+
+
+def every_row(graded: Sequence[Prediction]) -> list[str]:
+    """All graded rows, with the verdict."""
+    lines = ["### Every graded row", ""]
+    return lines + table((*ROW, "verdict"), [(*_cells(p), p.verdict) for p in graded])
+
+
+def other_rows(predictions: Sequence[Prediction]) -> list[str]:
+    """Rows outside the bars: length only capped or unknown, not complete."""
+    others = [p for p in predictions if not p.row.graded and p.error is not None]
+    found = verdicts([p for p in predictions if not p.row.graded])
+    lines = ["### Rows outside the bars", ""]
+    lines += ["Their length is only a cap or unknown, or a setting is: an upper bound is all that can be expected.", ""]
+    key = lambda p: f"{p.row.framework}, {p.row.length}"  # noqa: E731
+    lines += table(("framework, length", *SUMMARY), [summary_cells(s) for s in grouped(others, key)])
+    text = f"Called `oom` although it ran: {len(found.false_oom)} of {found.ran}{_named(found.false_oom)}. "
+    text += f"Called `fits` although it went out of memory: {len(found.false_fits)} of {found.failed}"
+    return [*lines, text + f"{_named(found.false_fits)}.", ""]
+
+
+def left_out(skipped: Sequence[Skipped]) -> list[str]:
+    """Why rows were not predicted, with counts."""
+    counts: dict[str, int] = {}
+    for item in skipped:
+        counts[item.reason] = counts.get(item.reason, 0) + 1
+    lines = ["### Rows not predicted", ""]
+    ranked = sorted(counts.items(), key=lambda pair: (-pair[1], pair[0]))
+    return lines + table(("reason", "rows"), [(reason, str(count)) for reason, count in ranked])
+
+
+def oracle_tables(comparisons: Sequence[Comparison], worst: int) -> list[str]:
+    """Errors against traced reference points, by family."""
+    families: dict[str, list[Comparison]] = {}
+    for comparison in comparisons:
+        families.setdefault(str(comparison.point["model_type"]), []).append(comparison)
+    head = ("model type", "points", "median error", "worst", "phase right", "worst static", "median forward end")
+    rows = [_oracle_cells(name, group) for name, group in sorted(families.items())]
+    lines = table(head, [_oracle_cells("all", list(comparisons)), *rows])
+    ranked = sorted(comparisons, key=lambda c: -abs(c.error))[:worst]
+    lines += ["Largest errors:", ""]
+    return lines + table(
+        ("id", "model", "traced", "predicted", "error", "phase traced, predicted"),
+        [
+            (
+                str(c.point["id"]),
+                str(c.point["model"]),
+                gib(int(c.point["peak_bytes"])),
+                gib(c.predicted),
+                f"{100 * c.error:+.3f} %",
+                f"{c.point['peak_phase']}, {c.phase}",
+            )
+            for c in ranked
+        ],
+    )
+
+
+def _oracle_cells(name: str, group: list[Comparison]) -> tuple[str, ...]:
+    errors = sorted(abs(c.error) for c in group)
+    ends = sorted(abs(c.forward_end_error) for c in group)
+    right = sum(c.phase == c.point["peak_phase"] for c in group)
+    statics = max(abs(c.static_error) for c in group)
+    middle = len(group) // 2
+    peak = (percent(errors[middle]), percent(errors[-1]), f"{right} of {len(group)}")
+    return (name, str(len(group)), *peak, percent(statics), percent(ends[middle]))
