@@ -87,7 +87,8 @@ def _table() -> dict[str, Kind]:
             " ssm_state_size",
         ),
         (_VOCABULARY, "vocab_size"),
-        (Kind("integer", 1, MAX_VOCABULARY), "padded_vocab_size type_vocab_size"),
+        (Kind("integer", 1, MAX_VOCABULARY), "padded_vocab_size"),
+        (Kind("integer", 0, MAX_VOCABULARY), "type_vocab_size"),  # deberta-v3 states 0
         (
             _POSITIONS,
             "max_position_embeddings n_positions max_seq_len seq_length sliding_window attention_chunk_size"

@@ -307,8 +307,8 @@ class Tape:
         outer = self.autocast, self.cast_cache, self.saves_left
         self.autocast, self.cast_cache = autocast, {}
         self.saves_left = None if limit is None else self.saves + limit
-        # Without reentry it is the first saved tensor asked for that starts the recomputation: a last sum, which saves none,
-        # has run before and has cast the gradient of its half operand.
+        # Without reentry it is the first saved tensor asked for that starts the recomputation: a last sum, which saves
+        # none, has run before and has cast the gradient of its half operand.
         ahead = [self.new(node.grad.shape, dtype) for dtype in early if node.grad is not None]
         out = run(*inputs)
         del ahead
