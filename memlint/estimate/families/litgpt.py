@@ -37,6 +37,7 @@ from memlint.estimate.ops.norm import layer_norm
 from memlint.estimate.ops.views import split
 from memlint.estimate.stack import Stack
 from memlint.job import TrainingJob
+from memlint.records import replace
 
 CHUNK = 128
 """lm_head_chunk_size of finetune/lora.py, and chunk_size of chunked_cross_entropy."""
@@ -399,4 +400,7 @@ def build(job: TrainingJob, b: Build, env: Env) -> Model | None:
         return None
     if training.method not in ("full", "lora", "qlora", "adapter", "adapter_v2"):
         return None
+    if training.quantization is not None:
+        # No k-bit preparation of PEFT's: norms, embedding and head stay in half precision.
+        b.training = replace(training, quantization=replace(training.quantization, kbit_preparation=False))
     return Model(job, b, env)

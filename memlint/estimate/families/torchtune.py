@@ -19,6 +19,7 @@ from memlint.estimate.ops.views import split
 from memlint.estimate.stack import Stack
 from memlint.job import TrainingJob
 from memlint.models.architecture import Architecture
+from memlint.records import replace
 
 TYPES = ("llama", "mistral", "qwen2")
 """Model types whose torchtune builders make TransformerSelfAttentionLayer with RMSNorm and a gated MLP."""
@@ -195,4 +196,7 @@ def build(job: TrainingJob, b: Build, env: Env) -> Model | None:
         return None
     if training.method not in ("full", "lora", "qlora"):
         return None
+    if training.quantization is not None:
+        # No k-bit preparation of PEFT's: norms, embedding and head stay in half precision.
+        b.training = replace(training, quantization=replace(training.quantization, kbit_preparation=False))
     return Model(job, b, env)
