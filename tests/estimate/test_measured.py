@@ -354,20 +354,25 @@ class TestBenchmark:
         assert high / 2**30 == pytest.approx(20.15, abs=0.01)
 
 
+needs_rows = pytest.mark.skipif(not os.path.exists(SHARED), reason="the measurements are not beside this checkout")
+
+
+@pytest.fixture(scope="module")
+def predictions() -> list[Any]:
+    """Graded rows; those of ms-swift, whose lengths vary, take minutes and are left to the benchmark."""
+    from benchmarks.accuracy.measured import Prediction, predict_row
+    from benchmarks.accuracy.measured_rows import read_rows
+
+    known: dict[str, Any] = {}
+    graded = [row for row in read_rows(SHARED) if row.graded and row.framework != "ms-swift"]
+    found = [predict_row(row, known) for row in graded]
+    return [p for p in found if isinstance(p, Prediction)]
+
+
 @pytest.mark.corpus
-@pytest.mark.skipif(not os.path.exists(SHARED), reason="the measurements are not beside this checkout")
+@needs_rows
 class TestPublished:
-    """The bars of issue 4 on published rows; those whose lengths vary take minutes and are left to the benchmark."""
-
-    @pytest.fixture(scope="class")
-    def predictions(self) -> list[Any]:
-        from benchmarks.accuracy.measured import Prediction, predict_row
-        from benchmarks.accuracy.measured_rows import read_rows
-
-        known: dict[str, Any] = {}
-        graded = [row for row in read_rows(SHARED) if row.graded and row.framework != "ms-swift"]
-        found = [predict_row(row, known) for row in graded]
-        return [p for p in found if isinstance(p, Prediction)]
+    """The bars of issue 4 on published rows."""
 
     def test_live_tensors(self, predictions: list[Any]) -> None:
         from benchmarks.accuracy.measured import metric_group, summarise
