@@ -39,12 +39,16 @@ TRANSFORMERS = (
 OPTIMIZERS = {
     "adamw": "adamw",
     "adamw_torch": "adamw",
+    "adamw_torch_fused": "adamw-fused",
     "deepspeed adamw": "adamw-fused",
     "adamw(fused)": "adamw-fused",
     "adamw (trainer default of the time)": "adamw-for-loop",
     "bnb.pagedadamw": "paged-adamw",
     "bnb.pagedadamw8bit": "paged-adamw-8bit",
     "paged_adamw_32bit": "paged-adamw",
+    "paged_adamw_8bit": "paged-adamw-8bit",
+    "adafactor": "adafactor",
+    "sgd": "sgd",
     "bnb.adamw8bit": "adamw-8bit",
     "adamw_bnb_8bit": "adamw-8bit",
     "adamw_8bit": "adamw-8bit",
@@ -106,6 +110,8 @@ def job_of(row: Row) -> TrainingJob:
     if architecture is None:
         raise Inexpressible(f"the shape of {row['model']} is not known")
     framework = row.framework
+    if framework == "unsloth":
+        raise Inexpressible("unsloth replaces the model's forward and backward by kernels of its own")
     if framework != "qwen-finetune":
         # Later copies of Qwen's code no longer register a mask in every layer.
         architecture = replace(architecture, config={**architecture.config, MASK: 0})

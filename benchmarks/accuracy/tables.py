@@ -110,13 +110,16 @@ def every_row(graded: Sequence[Prediction]) -> list[str]:
 
 def other_rows(predictions: Sequence[Prediction]) -> list[str]:
     """Rows outside the bars: length only capped or unknown, not complete."""
-    others = [p for p in predictions if not p.row.graded and p.error is not None]
-    found = verdicts([p for p in predictions if not p.row.graded])
+    others = [p for p in predictions if not p.row.graded and p.error is not None and not p.row.suspect]
+    sure = [p for p in predictions if not p.row.graded and not p.row.suspect and p.row.length in ("exact", "near-cap")]
+    found = verdicts(sure)
     lines = ["### Rows outside the bars", ""]
-    lines += ["Their length is only a cap or unknown, or a setting is: an upper bound is all that can be expected.", ""]
+    lines += ["Their length is only a cap or unknown, or a setting is: an upper bound is all that can be expected."]
+    lines += ["Rows that their collector calls suspect are left out.", ""]
     key = lambda p: f"{p.row.framework}, {p.row.length}"  # noqa: E731
     lines += table(("framework, length", *SUMMARY), [summary_cells(s) for s in grouped(others, key)])
-    text = f"Called `oom` although it ran: {len(found.false_oom)} of {found.ran}{_named(found.false_oom)}. "
+    text = "Of those whose length is known, called `oom` although they ran: "
+    text += f"{len(found.false_oom)} of {found.ran}{_named(found.false_oom)}. "
     text += f"Called `fits` although it went out of memory: {len(found.false_fits)} of {found.failed}"
     return [*lines, text + f"{_named(found.false_fits)}.", ""]
 
