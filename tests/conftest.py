@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import settings
+
+# A shared machine stalls for seconds; how long an example takes is measured in benchmarks/, never here.
+settings.register_profile("memlint", deadline=None)
+settings.load_profile("memlint")
 
 
 @pytest.hookimpl(trylast=True)
