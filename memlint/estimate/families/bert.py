@@ -121,17 +121,18 @@ class Layer:
         mask = self.env.state["mask"]
         return attend(f, self.env, q, k, v, mask, self.attention_dropout, causal=False, style="raw")
 
-    def joined(self, f: Tape, x: Tensor, residual: Tensor, norm: LayerNorm, p: float) -> Tensor:
-        """Dropout, sum and norm of BertSelfOutput and BertOutput."""
+    def joined(self, f: Tape, linear: Any, x: Tensor, residual: Tensor, norm: LayerNorm, p: float) -> Tensor:
+        """Projection, dropout, sum and norm of BertSelfOutput and BertOutput."""
+        x = linear(f, x)
         x = dropout(f, x, p)
         return norm(f, add(f, x, residual))
 
     def __call__(self, f: Tape, x: Tensor) -> Tensor:
         """x [B, S, H] -> [B, S, H]."""
         attended, weights = self.attend(f, x)
-        attended = self.joined(f, self.out(f, attended), x, self.attention_norm, self.branch_dropout)
+        attended = self.joined(f, self.out, attended, x, self.attention_norm, self.branch_dropout)
         fed = activate(f, self.up(f, attended), self.act)
-        out = self.joined(f, self.down(f, fed), attended, self.norm, self.hidden_dropout)
+        out = self.joined(f, self.down, fed, attended, self.norm, self.hidden_dropout)
         del weights
         return out
 

@@ -168,17 +168,18 @@ class Layer:
         if kind == "first" and int(a.get("conv_kernel_size", 0)) > 0:
             self.conv = Convolution(a, b, "deberta.encoder.conv")
 
-    def joined(self, f: Tape, x: Tensor, residual: Tensor, norm: LayerNorm) -> Tensor:
+    def joined(self, f: Tape, linear: Any, x: Tensor, residual: Tensor, norm: LayerNorm) -> Tensor:
         """Dropout, sum and norm."""
+        x = linear(f, x)
         x = dropout(f, x, self.dropout)
         return norm(f, add(f, x, residual))
 
     def __call__(self, f: Tape, x: Tensor) -> Tensor:
         """x [B, S, H] -> [B, S, H]."""
         attended = self.attention(f, self.env, x)
-        attended = self.joined(f, self.out(f, attended), x, self.attention_norm)
+        attended = self.joined(f, self.out, attended, x, self.attention_norm)
         fed = activate(f, self.up(f, attended), self.act)
-        out = self.joined(f, self.down(f, fed), attended, self.norm)
+        out = self.joined(f, self.down, fed, attended, self.norm)
         if self.conv is not None:
             out = self.conv(f, x, out, self.env.state["token mask"])
         return out
