@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 
 import hostile_texts as hostile
 import pytest
@@ -29,6 +31,15 @@ NASTIES = [
     *(("hostile.json", name, text) for name, text in hostile.JSON_NASTIES.items()),
     *(("hostile.toml", name, text) for name, text in hostile.TOML_NASTIES.items()),
 ]
+
+
+@pytest.fixture(autouse=True)
+def only_its_own_garbage() -> Iterator[None]:
+    """Keep the collector from going through the rest of the suite's objects, torch's included, at each file's cost."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 def look_at(documents: list[Document]) -> None:
