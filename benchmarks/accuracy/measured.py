@@ -48,6 +48,12 @@ class Prediction:
         return None if truth is None else self.low <= truth[1] and truth[0] <= self.high
 
     @property
+    def held_as_printed(self) -> bool | None:
+        """Whether the interval holds the published figure itself, with no allowance for its rounding or unit."""
+        truth = self.row.measured_bytes
+        return None if truth is None else self.low <= truth <= self.high
+
+    @property
     def width(self) -> float:
         """Width of the interval, as a share of the figure (of the prediction where there is none)."""
         return (self.high - self.low) / (self.row.measured_bytes or self.expected)
@@ -142,6 +148,7 @@ class Summary:
     ninetieth: float
     worst: float
     held: float
+    held_as_printed: float
     width: float
 
 
@@ -158,6 +165,7 @@ def summarise(name: str, group: Iterable[Prediction]) -> Summary | None:
         ninetieth=errors[min(len(errors) - 1, int(0.9 * len(errors)))],
         worst=errors[-1],
         held=sum(bool(p.held) for p in measured) / len(measured),
+        held_as_printed=sum(bool(p.held_as_printed) for p in measured) / len(measured),
         width=statistics.median([p.width for p in measured]),
     )
 

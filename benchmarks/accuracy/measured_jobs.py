@@ -72,8 +72,6 @@ GPUS = {
 """Published GPU name, lower case -> target; other names are tried as they are."""
 
 
-
-
 def _attention(row: Row) -> str:
     if row["attention"] in ("flash", "eager"):
         return row["attention"]

@@ -24,9 +24,7 @@ REQUIREMENTS = ("vramcalc==0.1.2", "torch-preflight==0.5.0")
 WORKER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "peer_worker.py")
 
 
-def peer_tables(
-    folder: str, comparisons: Sequence[Comparison], predictions: Sequence[Prediction]
-) -> list[str]:
+def peer_tables(folder: str, comparisons: Sequence[Comparison], predictions: Sequence[Prediction]) -> list[str]:
     """Mean and worst absolute error of each peer, and memlint's on the same rows."""
     cases: list[tuple[str, TrainingJob, int, float]] = [
         ("traced", job_of(c.point), int(c.point["peak_bytes"]), abs(c.error)) for c in comparisons

@@ -72,6 +72,7 @@ def headline(graded: Sequence[Prediction], found: Verdicts) -> list[str]:
             text += percent(summary.ninetieth)
             if name == "reserved":
                 text += f"; the interval holds {summary.held:.1%} at a median width of {summary.width:.1%}"
+                text += f" ({summary.held_as_printed:.1%} without the allowance for rounding and GB or GiB)"
             lines.append(text)
     wrong = f"{len(found.false_oom)} of {found.ran}{_named(found.false_oom)}"
     missed = f"{len(found.false_fits)} of {found.failed}{_named(found.false_fits)}"

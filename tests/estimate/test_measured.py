@@ -334,6 +334,7 @@ class TestBenchmark:
         assert main() == 0
         text = page.read_text(encoding="utf-8")
         assert "with memlint" in text and "allocated (1 rows)" in text and "own-1" in text
+        assert "no held-out test" in text
         assert "several GPUs" in capsys.readouterr().out
 
     def test_without_a_file_it_says_what_to_give(
@@ -352,6 +353,16 @@ class TestBenchmark:
         low, high = Row(cells).measured_range or (0, 0)
         assert low / 2**30 == pytest.approx(20.05 * 10**9 / 2**30, abs=0.01)
         assert high / 2**30 == pytest.approx(20.15, abs=0.01)
+
+    def test_the_printed_figure_alone_is_the_stricter_reading(self) -> None:
+        from benchmarks.accuracy.measured import Prediction
+        from benchmarks.accuracy.measured_rows import Row
+
+        row = Row({"measured_gib": "20.1", "metric": "unspecified_reported", "unit_as_reported": "20.1G"})
+        low, high = int(17.0 * 2**30), int(19.0 * 2**30)
+        found = Prediction(row, job=None, estimate=None, expected=high, low=low, high=high, verdict="unknown")  # type: ignore[arg-type]
+        assert found.held
+        assert not found.held_as_printed
 
 
 needs_rows = pytest.mark.skipif(not os.path.exists(SHARED), reason="the measurements are not beside this checkout")
