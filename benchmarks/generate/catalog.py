@@ -91,7 +91,7 @@ def trim(config: Mapping[str, Any], model_type: str) -> dict[str, Any]:
             continue
         if IGNORED.search(name) or (value is None and defaults.get(names.get(name, name)) is None):
             continue
-        relevant = name in FIELDS or names.get(name, name) in defaults or EXTRA.match(name)
+        relevant = name in FIELDS or names.get(name, name) in defaults or EXTRA.match(name) is not None
         relevant = relevant or (remote is not None and name in remote.names)
         same = name != "model_type" and names.get(name, name) in defaults and defaults[names.get(name, name)] == value
         if relevant and not same:

@@ -167,8 +167,8 @@ SIGLIP_SO400M = {
     "num_attention_heads": 16,
     "patch_size": 14,
 }
-BF16 = {"torch_dtype": "bfloat16"}
-FP16 = {"torch_dtype": "float16"}
+BF16: dict[str, Any] = {"torch_dtype": "bfloat16"}
+FP16: dict[str, Any] = {"torch_dtype": "float16"}
 MISTRAL_24B = {
     **llama(5120, 40, 32, 8, 32768, 131072, head_dim=128, sliding_window=None, max_position_embeddings=131072, **BF16),
     "model_type": "mistral",

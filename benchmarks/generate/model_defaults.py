@@ -82,7 +82,7 @@ def relevant(name: str) -> bool:
     return bool(KEPT_ANYWAY.search(name)) or not DROPPED.search(name)
 
 
-def raw_defaults(cls: type) -> dict[str, Any]:
+def raw_defaults(cls: type[PretrainedConfig]) -> dict[str, Any]:
     """Class defaults as written, before ``__post_init__``."""
     result: dict[str, Any] = {}
     for field in dataclasses.fields(cls):
@@ -99,7 +99,7 @@ def raw_defaults(cls: type) -> dict[str, Any]:
     return result
 
 
-def inner_configs(cls: type) -> dict[str, type]:
+def inner_configs(cls: type[PretrainedConfig]) -> dict[str, type[PretrainedConfig]]:
     """Fields that hold a config of their own although the class does not declare them (MPT, DBRX)."""
     base = build(cls)
     if base is None:
@@ -108,7 +108,7 @@ def inner_configs(cls: type) -> dict[str, type]:
     return {k: type(v) for k, v in vars(base).items() if isinstance(v, PretrainedConfig) and k not in declared}
 
 
-def legacy_arguments(cls: type) -> dict[str, Any]:
+def legacy_arguments(cls: type[PretrainedConfig]) -> dict[str, Any]:
     """Arguments that ``__post_init__`` still takes from old configs, with the value it uses when they are absent."""
     found: dict[str, Any] = {}
     for owner in cls.__mro__:
@@ -124,6 +124,7 @@ def legacy_arguments(cls: type) -> dict[str, Any]:
                 and call.func.value.id == "kwargs"
                 and len(call.args) == 2
                 and isinstance(call.args[0], ast.Constant)
+                and isinstance(call.args[0].value, str)
                 and isinstance(call.args[1], ast.Constant)
                 and call.args[1].value is not None
             ):
@@ -131,7 +132,7 @@ def legacy_arguments(cls: type) -> dict[str, Any]:
     return {k: v for k, v in found.items() if relevant(k) and k not in {"num_labels"}}
 
 
-def build(cls: type, **changes: Any) -> PretrainedConfig | None:
+def build(cls: type[PretrainedConfig], **changes: Any) -> PretrainedConfig | None:
     """Make an instance, or None where the class refuses the combination."""
     try:
         return cls(**json.loads(json.dumps(changes)))
@@ -156,7 +157,7 @@ def alternatives(value: Any) -> list[Any]:
     return []
 
 
-def dependencies(cls: type, base: PretrainedConfig, target: str, inputs: dict[str, Any]) -> dict[str, list[Any]]:
+def dependencies(cls: type[PretrainedConfig], base: PretrainedConfig, target: str, inputs: dict[str, Any]) -> dict[str, list[Any]]:
     """Inputs whose change changes ``target``, with the changed values that the class accepts."""
     before = value_of(base, target)
     found: dict[str, list[Any]] = {}
@@ -227,7 +228,7 @@ def holds(rule: list[Any], target: str, cases: list[tuple[dict[str, Any], Any]])
     return True
 
 
-def explain(cls: type, base: PretrainedConfig, target: str, inputs: dict[str, Any]) -> list[Any] | None:
+def explain(cls: type[PretrainedConfig], base: PretrainedConfig, target: str, inputs: dict[str, Any]) -> list[Any] | None:
     """Return the simplest rule that gives ``target`` in every instance tried; None where there is none."""
     value = value_of(base, target)
     depends = dependencies(cls, base, target, inputs)
@@ -261,7 +262,7 @@ def explain(cls: type, base: PretrainedConfig, target: str, inputs: dict[str, An
     return None
 
 
-def overrides(cls: type, target: str, value: Any) -> bool:
+def overrides(cls: type[PretrainedConfig], target: str, value: Any) -> bool:
     """Whether the class computes ``target`` even where the config states it."""
     probes: list[Any] = []
     if isinstance(value, bool) or value is None:
@@ -277,7 +278,7 @@ def overrides(cls: type, target: str, value: Any) -> bool:
     return False
 
 
-def ignores(cls: type, target: str, value: int) -> bool:
+def ignores(cls: type[PretrainedConfig], target: str, value: int) -> bool:
     """Whether the class gives a field a value of its own, whatever the config states."""
     probe = (not value) if isinstance(value, bool) else value * 2 + 2
     config = build(cls, **{target: probe})
@@ -293,7 +294,7 @@ def rotary_share(base: PretrainedConfig) -> float | None:
     return share if isinstance(share, (int, float)) else None
 
 
-def entry(model_type: str, cls: type) -> dict[str, Any] | None:
+def entry(model_type: str, cls: type[PretrainedConfig]) -> dict[str, Any] | None:
     base = build(cls)
     if base is None:
         return None
@@ -356,7 +357,7 @@ def entry(model_type: str, cls: type) -> dict[str, Any] | None:
 def main() -> int:
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
-    classes: dict[str, type] = {}
+    classes: dict[str, type[PretrainedConfig]] = {}
     for model_type in CONFIG_MAPPING_NAMES:
         try:
             classes[model_type] = CONFIG_MAPPING[model_type]
