@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from benchmarks.accuracy.measured_models import MASK, architecture_of
+from benchmarks.accuracy.measured_models import architecture_of
 from benchmarks.accuracy.measured_rows import Row
 from memlint.job import (
     Checkpointing,
@@ -18,6 +18,7 @@ from memlint.job import (
     TrainingJob,
     replace_fields,
 )
+from memlint.models.traits import MASK_PER_LAYER
 from memlint.records import replace
 
 
@@ -110,9 +111,9 @@ def job_of(row: Row) -> TrainingJob:
     framework = row.framework
     if framework == "unsloth":
         raise Inexpressible("unsloth replaces the model's forward and backward by kernels of its own")
-    if framework != "qwen-finetune":
-        # Later copies of Qwen's code no longer register a mask in every layer.
-        architecture = replace(architecture, config={**architecture.config, MASK: 0})
+    if framework == "qwen-finetune" and architecture.num_hidden_layers < 80:
+        # These rows were printed with Qwen's first code; 72B came after its masks were gone.
+        architecture = replace(architecture, traits=architecture.traits | {MASK_PER_LAYER})
     method = row["method"]
     experts = architecture.get("num_experts") or architecture.get("n_routed_experts")
     if method == "qlora" and framework == "axolotl" and experts:

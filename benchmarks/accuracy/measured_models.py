@@ -8,10 +8,6 @@ from typing import Any
 from memlint.models.architecture import Architecture
 from memlint.models.catalog import find, near
 from memlint.models.config import read_config
-from memlint.records import replace
-
-MASK = "registered_causal_mask"
-"""Positions of the bool mask that every layer registers; read by families/decoder.py."""
 
 IDS = {
     "falcon 7b": "tiiuae/falcon-7b",
@@ -58,29 +54,16 @@ IDS = {
 """Published name, lower case -> catalog ID of the same shape."""
 
 
-OWN_LOSS = "loss_in_own_dtype"
-"""The model's own code takes the loss in the dtype of its logits (modeling_qwen.py, modeling_baichuan.py)."""
-
-NORM_HEAD = "norm_head"
-"""Baichuan 2 normalises the rows of its head in every forward; read by heads.py."""
-
-
 def _qwen(hidden: int, layers: int, heads: int, width: int, rows: int) -> dict[str, Any]:
-    # Qwen/Qwen-*: config.json gives intermediate_size for w1 and w2 together, so each has half of it.
     return {
-        "model_type": "qwen2",
+        "model_type": "qwen",
         "hidden_size": hidden,
         "num_hidden_layers": layers,
         "num_attention_heads": heads,
-        "num_key_value_heads": heads,
         "intermediate_size": width,
         "vocab_size": rows,
+        "seq_length": 8192,
         "max_position_embeddings": 8192,
-        "tie_word_embeddings": False,
-        # modeling_qwen.py until October 2023: every layer registers a [P, P] bool causal mask ("bias"), which its
-        # eager path still reads in later copies (self.bias[:, :, ...]); 72B, with P = 32768, came after it was gone.
-        MASK: 8192 if layers < 80 else 0,
-        OWN_LOSS: True,
     }
 
 
@@ -100,14 +83,14 @@ def _llama(hidden: int, layers: int, heads: int, kv: int, width: int, rows: int,
 
 
 def _baichuan(hidden: int, layers: int, width: int) -> dict[str, Any]:
-    return {**_llama(hidden, layers, layers, layers, width, 125696), OWN_LOSS: True, NORM_HEAD: True}
+    return {**_llama(hidden, layers, layers, layers, width, 125696), "model_type": "baichuan"}
 
 
 SHAPES: tuple[tuple[str, dict[str, Any], str], ...] = (
-    (r"qwen[-_ ]?1[._]8b", _qwen(2048, 24, 16, 5504, 151936), "Qwen/Qwen-1_8B config.json"),
-    (r"qwen-?7b", _qwen(4096, 32, 32, 11008, 151936), "Qwen/Qwen-7B config.json"),
-    (r"(qwen|tongyi-finance)-?14b", _qwen(5120, 40, 40, 13696, 152064), "Qwen/Qwen-14B config.json"),
-    (r"qwen-?72b", _qwen(8192, 80, 64, 24576, 152064), "Qwen/Qwen-72B config.json"),
+    (r"qwen[-_ ]?1[._]8b", _qwen(2048, 24, 16, 11008, 151936), "Qwen/Qwen-1_8B config.json"),
+    (r"qwen-?7b", _qwen(4096, 32, 32, 22016, 151936), "Qwen/Qwen-7B config.json"),
+    (r"(qwen|tongyi-finance)-?14b", _qwen(5120, 40, 40, 27392, 152064), "Qwen/Qwen-14B config.json"),
+    (r"qwen-?72b", _qwen(8192, 80, 64, 49152, 152064), "Qwen/Qwen-72B config.json"),
     (r"baichuan2-7b", _baichuan(4096, 32, 11008), "baichuan-inc/Baichuan2-7B-Chat config.json"),
     (r"baichuan2-13b", _baichuan(5120, 40, 13696), "baichuan-inc/Baichuan2-13B-Chat config.json"),
     (r"chatglm3-6b", _llama(4096, 28, 32, 2, 13696, 65024), "THUDM/chatglm3-6b config.json"),
@@ -140,9 +123,5 @@ def architecture_of(name: str, params: str = "") -> Architecture | None:
         config = row.config if row is not None else None
     if config is None:
         return None
-    own = (MASK, OWN_LOSS, NORM_HEAD)
-    plain = {k: v for k, v in config.items() if k != "quantization_config" and k not in own}
-    found = read_config(plain, id=name)
-    if not isinstance(found, Architecture):
-        return None
-    return replace(found, config={**found.config, **{k: config[k] for k in own if k in config}})
+    found = read_config({k: v for k, v in config.items() if k != "quantization_config"}, id=name)
+    return found if isinstance(found, Architecture) else None

@@ -49,8 +49,9 @@ None of these is a factor, but each was settled, or kept, after its effect on th
   left in `low`, 91. The median width mixes narrow groups with ms-swift's wide ones: see the table by framework.
 * **`compile` lowers `low` by half of the logits.** A compiled loss may write a gradient over what it saved; that it
   does so for half of them is a choice, made when two torchtune rows lay just outside.
-* **Qwen's first code is taken to have registered a bool mask of all positions in every layer**, 64 MiB each. This is
-  inferred from a gap of that size and from names left in later versions; the version that did so was not found.
+* **Qwen's first code registered a bool mask of all positions in every layer**, 64 MiB each: looked for because of a gap
+  of that size, then found in the copy kept by modelscope 1.9.5 (`models/nlp/qwen/backbone.py:154`). That the rows of
+  Qwen's own repository, 72B apart, ran that code is inferred from their date. Of the product's jobs none has it.
 * **ms-swift's lengths**: that samples are left out, not cut, is its default at the time and fits the throughputs, but
   contradicts these rows' own `near-cap` tag. The gamma distribution, 64 draws and 5 orders are modelling choices;
   a lognormal and other ways of drawing were tried first. The replay moves by up to 20 % with the order alone.

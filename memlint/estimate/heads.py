@@ -15,6 +15,7 @@ from memlint.estimate.ops.logps import log_softmax_gather, selective_log_softmax
 from memlint.estimate.ops.loss import causal_lm_loss, cross_entropy, shifting_lm_loss
 from memlint.estimate.versions import before
 from memlint.models.architecture import Architecture
+from memlint.models.traits import LOSS_IN_OWN_DTYPE, NORMED_HEAD
 
 SCALED_LOGITS = ("granite", "granitemoe", "granitemoehybrid", "granitemoeshared", "cohere", "cohere2", "falcon_h1")
 """Model types whose logits are multiplied or divided by a number, always (modeling files of transformers 5.24)."""
@@ -29,14 +30,15 @@ class CausalHead:
         self.whole = b.job.framework.lower().startswith("llama")
         """LLaMA-Factory takes the log-softmax of all rows at once."""
         self.softcap = a.get("final_logit_softcapping") is not None
-        halves = a.family == "gpt2" or bool(a.get("loss_in_own_dtype", False)) or before(b.job, "transformers", 4, 31)
+        own = LOSS_IN_OWN_DTYPE in a.traits
+        halves = a.family == "gpt2" or own or before(b.job, "transformers", 4, 31)
         self.early_fp32 = before(b.job, "transformers", 4, 46) and not halves
         """Llama-shaped models upcast the logits in their own forward until 4.45; the GPT-2 shapes did not."""
-        self.shifts = before(b.job, "transformers", 4, 49) or bool(a.get("loss_in_own_dtype", False))
-        self.upcasts = not before(b.job, "transformers", 4, 46) and not a.get("loss_in_own_dtype", False)
+        self.shifts = before(b.job, "transformers", 4, 49) or own
+        self.upcasts = not before(b.job, "transformers", 4, 46) and not own
         self.scaled = a.model_type in SCALED_LOGITS
         rows = b.training.vocab_size or a.vocab_size
-        self.normed = bool(a.get("norm_head", False))
+        self.normed = NORMED_HEAD in a.traits
         self.tied = a.tie_word_embeddings
         if self.tied:
             offset = b.parameter(f"{name}.bias", rows) if bias else None
@@ -62,9 +64,7 @@ class CausalHead:
         return logits
 
     def normalised(self, f: Tape, hidden: Tensor) -> Tensor:
-        """NormHead of modeling_baichuan.py (Baichuan 2): in training the head's rows are normalised for every
-        forward.
-        """
+        """Baichuan 2's NormHead."""
         weight = self.head.weight
         unit = scale(f, Tensor(weight.shape, weight.dtype, None, weight.node))
         return linear(f, hidden, unit)

@@ -34,6 +34,8 @@ class Architecture:
     """inline, path, settings, project, cache, catalog or hub."""
     approximate: str | None = None
     """Why this shape is only the nearest one (unknown model_type); None when exact."""
+    traits: frozenset[str] = frozenset()
+    """What the model's own code on the hub does unlike the class it is computed as; names in ``models/traits.py``."""
     quantization: Mapping[str, Any] | None = None
     """``quantization_config`` of the checkpoint."""
 

@@ -87,8 +87,13 @@ def _architecture(
     known_as = str(values.get("model_type") or model_type)
     family, approximate = family_of(known_as)
     remote = remote_of(model_type) if known_as != model_type else None
-    if remote is not None and remote.approximate is not None:
-        approximate = f"`{model_type}` is code on the hub: {remote.approximate}"
+    traits: frozenset[str] = frozenset()
+    if remote is not None:
+        from memlint.models.remote import traits_of
+
+        traits = traits_of(model_type, remote, int(values.get("vocab_size") or 0))
+        if remote.approximate is not None:
+            approximate = f"`{model_type}` is code on the hub: {remote.approximate}"
     text = _text(values)
     sizes = [text.get(name) for name in ("hidden_size", "num_hidden_layers", "vocab_size")]
     width, depth, vocabulary = (size if isinstance(size, int) else _largest(size) for size in sizes)
@@ -115,6 +120,7 @@ def _architecture(
         tie_word_embeddings=bool(values.get("tie_word_embeddings", text.get("tie_word_embeddings"))),
         source=source,
         approximate=approximate,
+        traits=traits,
         quantization=quantization if isinstance(quantization, Mapping) else None,
     )
 

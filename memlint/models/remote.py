@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any, Mapping
 
+from memlint.models.traits import LOSS_IN_OWN_DTYPE, NORMED_HEAD
 from memlint.records import dataclass, field
 
 
@@ -23,7 +24,14 @@ class Remote:
     """Its own field name -> the field of ``like``."""
     values: Mapping[str, Any] = field(default_factory=dict)
     """Fields that differ from the class defaults of ``like``."""
+    traits: frozenset[str] = frozenset()
+    """What its code does unlike the class of ``like``."""
 
+
+OWN_LOSS = frozenset({LOSS_IN_OWN_DTYPE})
+
+BAICHUAN_2_VOCABULARY = 125696
+"""vocab_size that tells Baichuan 2 from its forerunner of the same model_type (config.json of either)."""
 
 REMOTE: dict[str, Remote] = {
     # InternLM2 is Llama with one fused wqkv matrix: the same elements (modeling_internlm2.py, revision of 2024-07).
@@ -36,7 +44,7 @@ REMOTE: dict[str, Remote] = {
     "Yi": Remote("llama"),
     "decapoda": Remote("llama"),
     # Baichuan packs q, k, v into W_pack; the 13B uses ALiBi instead of rotary embeddings; neither changes the elements.
-    "baichuan": Remote("llama", names={"model_max_length": "max_position_embeddings"}),
+    "baichuan": Remote("llama", names={"model_max_length": "max_position_embeddings"}, traits=OWN_LOSS),
     # MiniCPM scales embeddings, residuals and logits of a Llama; ties its head.
     "minicpm": Remote("llama", values={"tie_word_embeddings": True}),
     # Orion uses LayerNorm with bias in place of RMSNorm.
@@ -46,6 +54,7 @@ REMOTE: dict[str, Remote] = {
         "qwen2",
         names={"seq_length": "max_position_embeddings", "attn_dropout_prob": "attention_dropout"},
         values={"tie_word_embeddings": False, "num_key_value_heads": None},
+        traits=OWN_LOSS,
     ),
     "mimo": Remote("qwen2", "the next-token-prediction layers are left out"),
     "kimi_k2": Remote("deepseek_v3"),
@@ -107,3 +116,10 @@ REMOTE: dict[str, Remote] = {
     "plamo": Remote("llama", "computed as Llama"),
     "hunyuan": Remote("hunyuan_v1_moe", "computed as HunYuan V1"),
 }
+
+
+def traits_of(model_type: str, remote: Remote, vocabulary: int) -> frozenset[str]:
+    """Return the traits of a model of this type; ``vocabulary`` tells editions of one type apart."""
+    if model_type == "baichuan" and vocabulary == BAICHUAN_2_VOCABULARY:
+        return remote.traits | {NORMED_HEAD}
+    return remote.traits

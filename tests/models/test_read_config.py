@@ -6,14 +6,23 @@ from typing import Any
 
 import pytest
 
+from memlint.estimate.simulate import simulate
+from memlint.job import Training, TrainingJob
 from memlint.models.architecture import Architecture
 from memlint.models.config import part, read_config
+from memlint.models.traits import LOSS_IN_OWN_DTYPE, MASK_PER_LAYER, NORMED_HEAD
+from memlint.records import replace
 
 
 def read(**config: Any) -> Architecture:
     found = read_config(config)
     assert isinstance(found, Architecture), found
     return found
+
+
+def peak(architecture: Architecture) -> int:
+    job = TrainingJob(model="m", architecture=architecture, training=Training(sequence_length=32))
+    return simulate(job).allocated_bytes
 
 
 TINY: dict[str, Any] = {"hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4, "vocab_size": 100}
@@ -349,3 +358,24 @@ def test_labels_are_counted() -> None:
 
 def test_whole_floats_become_whole_numbers() -> None:
     assert read(model_type="llama", hidden_size=2048.0).hidden_size == 2048
+
+
+@pytest.mark.parametrize("key", ["traits", "loss_in_own_dtype", "norm_head", "registered_causal_mask"])
+def test_what_code_on_the_hub_does_is_no_config_field(key: str) -> None:
+    """A config is untrusted: only its model_type says which code runs."""
+    found = read(model_type="llama", **TINY, **{key: "abc"})
+    assert found.traits == frozenset()
+    assert peak(found) == peak(read(model_type="llama", **TINY))
+
+
+def test_code_on_the_hub_has_traits_of_its_own() -> None:
+    assert read(model_type="qwen", **TINY).traits == {LOSS_IN_OWN_DTYPE}
+    assert read(model_type="baichuan", **TINY).traits == {LOSS_IN_OWN_DTYPE}
+    second = read(model_type="baichuan", **{**TINY, "vocab_size": 125696})
+    assert second.traits == {LOSS_IN_OWN_DTYPE, NORMED_HEAD}
+
+
+def test_qwens_first_code_holds_a_mask_in_every_layer() -> None:
+    plain = read(model_type="qwen", **TINY, seq_length=1024)
+    masked = replace(plain, traits=plain.traits | {MASK_PER_LAYER})
+    assert peak(masked) - peak(plain) == 3 * 1024 * 1024

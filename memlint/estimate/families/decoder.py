@@ -15,6 +15,7 @@ from memlint.estimate.ops.fused_loss import summed
 from memlint.estimate.peft_kinds import prompt_parameters
 from memlint.job import TrainingJob
 from memlint.models.architecture import Architecture
+from memlint.models.traits import MASK_PER_LAYER
 
 Body = Callable[[Architecture, Build, Env], Any]
 
@@ -35,9 +36,8 @@ class DecoderModel:
         self.objective = job.training.objective
         self.body = body(a, build, env)
         self.prompt_tokens = prompt_parameters(build, a)
-        positions = int(a.get("registered_causal_mask", 0))
-        # Code on the hub (Qwen until October 2023) that registers a [P, P] bool mask in every layer.
-        build.buffer_bytes += a.num_hidden_layers * rounded(positions * positions)
+        if MASK_PER_LAYER in a.traits:
+            build.buffer_bytes += a.num_hidden_layers * rounded((a.max_position_embeddings or 0) ** 2)
         self.head: Any
         if self.objective == "causal-lm" or self.objective in POLICY:
             self.head = self._language_head(a, self.body)

@@ -1,0 +1,14 @@
+"""What a model's own code on the hub does unlike the class of transformers that it is computed as."""
+
+from __future__ import annotations
+
+LOSS_IN_OWN_DTYPE = "loss in the dtype of its logits"
+"""modeling_qwen.py and modeling_baichuan.py shift the logits and hand them to CrossEntropyLoss as they are."""
+
+NORMED_HEAD = "normed head"
+"""NormHead of Baichuan 2's modeling_baichuan.py: in training the head's rows are normalised in every forward."""
+
+MASK_PER_LAYER = "mask per layer"
+"""Qwen's code of August 2023: QWenAttention registers a [P, P] bool mask in every layer, P = max_position_embeddings
+(as kept in modelscope 1.9.5, models/nlp/qwen/backbone.py:154). Later revisions register one for the model, then none,
+so only a job of that day has it."""
