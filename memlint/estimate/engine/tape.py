@@ -1,4 +1,4 @@
-"""Tensors, nodes and the backward pass, in the order in which PyTorch's engine runs them.
+"""The tape of one step and its backward pass, in the order in which PyTorch's engine runs the nodes.
 
 Source: torch/csrc/autograd/engine.cpp, input_buffer.cpp, functions/accumulate_grad.h and python_variable saving rules
 of torch 2.13: inputs are saved before the kernel runs, gradients are moved into a node's call and freed when it
@@ -9,93 +9,21 @@ from __future__ import annotations
 
 from math import prod
 from sys import getrefcount
-from typing import Any, Callable, Iterable, Sequence
+from typing import Any, Callable, Iterable
 
+from memlint.estimate.engine.graph import Backward, RepeatEdge
+from memlint.estimate.engine.graph import Leaf as Leaf
+from memlint.estimate.engine.graph import Node as Node
+from memlint.estimate.engine.graph import Shape as Shape
+from memlint.estimate.engine.graph import Tensor as Tensor
 from memlint.estimate.engine.pool import ACTIVATIONS, GRADIENTS, TEMPORARIES, Pool, Repeat, Storage
 from memlint.units import DTYPE_BYTES
-
-Shape = tuple[int, ...]
-Backward = Callable[["Tape", "Node", "Tensor"], Sequence["Tensor | None"]]
 
 
 def cast_backward(f: Tape, node: Node, grad: Tensor) -> tuple[Tensor]:
     """ToCopyBackward0: the gradient in the dtype it had before the cast (``node.meta``)."""
     dtype: str = node.meta
     return (grad if grad.dtype == dtype else f.like(grad, dtype),)
-
-
-class Tensor:
-    """A shape and a dtype over a storage; ``node`` is what made it differentiable (None: no gradient needed)."""
-
-    __slots__ = ("dtype", "node", "shape", "storage")
-
-    def __init__(self, shape: Shape, dtype: str, storage: Storage | None, node: Node | Leaf | None = None) -> None:
-        self.shape = shape
-        self.dtype = dtype
-        self.storage = storage
-        self.node = node
-
-    def view(self, *shape: int) -> Tensor:
-        """The same storage under another shape, gradient passing through (view, transpose, unsqueeze, expand)."""
-        return Tensor(shape, self.dtype, self.storage, self.node)
-
-    def detach(self) -> Tensor:
-        """The same storage without history."""
-        return Tensor(self.shape, self.dtype, self.storage)
-
-    @property
-    def size(self) -> int:
-        """Bytes of the elements (not rounded, not shared)."""
-        return prod(self.shape) * DTYPE_BYTES[self.dtype]
-
-
-class Leaf:
-    """AccumulateGrad of one parameter."""
-
-    __slots__ = ("dense", "grad", "grad_dtype", "shape", "sink")
-
-    def __init__(self, shape: Shape, grad_dtype: str) -> None:
-        self.shape = shape
-        self.grad_dtype = grad_dtype
-        self.grad: Tensor | bool | None = None
-        """The accumulated gradient; True where it exists statically (accumulation) and new ones are added in place."""
-        self.dense = False
-        """The gradient held is no view, so a second one is added in place."""
-        self.sink: Callable[[Tape, Leaf, Tensor], None] | None = None
-        """What happens to a finished gradient instead of being kept (reduce-scatter, optimizer in backward)."""
-
-
-class Node:
-    """One backward function: its edges, saved tensors and pending output gradient."""
-
-    __slots__ = ("backward", "component", "edges", "grad", "meta", "saved", "shapes")
-
-    def __init__(
-        self,
-        backward: Backward | None,
-        edges: tuple[Node | Leaf | None, ...],
-        shapes: tuple[tuple[Shape, str], ...],
-        saved: tuple[Tensor | None, ...],
-        meta: Any,
-        component: int,
-    ) -> None:
-        self.backward: Backward | None = backward
-        self.edges = edges
-        self.shapes = shapes
-        self.saved = saved
-        self.meta = meta
-        self.grad: Tensor | None = None
-        self.component = component
-
-
-class RepeatEdge:
-    """Marks where a repeated block begins and ends on the tape."""
-
-    __slots__ = ("opens", "repeat")
-
-    def __init__(self, repeat: Repeat, opens: bool) -> None:
-        self.repeat = repeat
-        self.opens = opens
 
 
 class Tape:

@@ -7,7 +7,8 @@ from typing import Any
 from memlint.estimate.build import Build
 from memlint.estimate.engine.tape import Tape, Tensor
 from memlint.estimate.env import Batch, Env
-from memlint.estimate.families.llama import Norm, rotary_tables
+from memlint.estimate.families.norms import Norm
+from memlint.estimate.families.rotary import rotary_tables
 from memlint.estimate.families.shapes import Shape
 from memlint.estimate.ops.basic import scale
 from memlint.models.architecture import Architecture

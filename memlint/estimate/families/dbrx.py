@@ -13,8 +13,8 @@ from memlint.estimate.build import Build
 from memlint.estimate.engine.tape import Node, Tape, Tensor
 from memlint.estimate.env import Env
 from memlint.estimate.families.body import Body
-from memlint.estimate.families.llama import rotate
 from memlint.estimate.families.pieces import LayerNorm
+from memlint.estimate.families.rotary import rotate
 from memlint.estimate.families.shapes import Shape
 from memlint.estimate.ops.activations import activate
 from memlint.estimate.ops.attention import softmax

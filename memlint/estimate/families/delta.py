@@ -8,7 +8,9 @@ from __future__ import annotations
 from memlint.estimate.build import Build
 from memlint.estimate.engine.tape import Tape, Tensor
 from memlint.estimate.env import Env
-from memlint.estimate.families.llama import Attention, Norm, rotate_both
+from memlint.estimate.families.llama import Attention
+from memlint.estimate.families.norms import Norm
+from memlint.estimate.families.rotary import rotate_both
 from memlint.estimate.families.shapes import Shape, flag
 from memlint.estimate.ops.activations import activate
 from memlint.estimate.ops.basic import activation, add, cast, cat, copy, mul, saving_output, scale

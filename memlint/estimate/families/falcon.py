@@ -9,8 +9,8 @@ from memlint.estimate.build import Build, Linear
 from memlint.estimate.engine.tape import Node, Shape, Tape, Tensor
 from memlint.estimate.env import Batch, Env
 from memlint.estimate.families.bloom import dropout_add
-from memlint.estimate.families.llama import rotary_tables
 from memlint.estimate.families.pieces import LayerNorm, turn
+from memlint.estimate.families.rotary import rotary_tables
 from memlint.estimate.ops.activations import activate
 from memlint.estimate.ops.attention import fused_attention, sdpa, softmax
 from memlint.estimate.ops.basic import add, cast, copy, dropout, expand_copy, scale, slice_of

@@ -8,8 +8,8 @@ from __future__ import annotations
 from memlint.estimate.build import Build
 from memlint.estimate.engine.tape import Tape, Tensor
 from memlint.estimate.env import Batch, Env
-from memlint.estimate.families.llama import partial_rotary, rotary_tables
 from memlint.estimate.families.pieces import LayerNorm, attend, heads_of, rotate_pairs
+from memlint.estimate.families.rotary import partial_rotary, rotary_tables
 from memlint.estimate.ops.activations import activate
 from memlint.estimate.ops.basic import add, dropout
 from memlint.estimate.ops.views import split

@@ -10,8 +10,10 @@ from memlint.estimate.build import Build
 from memlint.estimate.engine.tape import Tape, Tensor
 from memlint.estimate.env import Env
 from memlint.estimate.families.body import Body
-from memlint.estimate.families.llama import Attention, Norm, Shape, layer_kinds
+from memlint.estimate.families.llama import Attention, layer_kinds
+from memlint.estimate.families.norms import Norm
 from memlint.estimate.families.routers import TopFirstRouter
+from memlint.estimate.families.shapes import Shape
 from memlint.estimate.ops.attention import repeat_kv, sdpa, softmax
 from memlint.estimate.ops.basic import add, cast, cat, copy, mul, saving_output, scale, shift, slice_of
 from memlint.estimate.ops.experts import Experts

@@ -22,9 +22,12 @@ from memlint.estimate.families.hybrid_parts import (
     jamba_mixer,
     nemotron_mixer,
 )
-from memlint.estimate.families.llama import Attention, Norm, Shape, partial_rotary, rotary_tables, rotate_both
+from memlint.estimate.families.llama import Attention
 from memlint.estimate.families.mixtures import Mixture, qwen_sparse
 from memlint.estimate.families.moe import GatedMlp, Moe
+from memlint.estimate.families.norms import Norm
+from memlint.estimate.families.rotary import partial_rotary, rotary_tables, rotate_both
+from memlint.estimate.families.shapes import Shape
 from memlint.estimate.ops.basic import add, cast, scale
 from memlint.estimate.stack import Stack
 from memlint.job import TrainingJob

@@ -14,7 +14,7 @@ from memlint.estimate.build import Build
 from memlint.estimate.engine.tape import Tape, Tensor
 from memlint.estimate.env import Env
 from memlint.estimate.errors import Unsupported
-from memlint.estimate.families.llama import Norm
+from memlint.estimate.families.norms import Norm
 from memlint.estimate.families.pieces import LayerNorm
 from memlint.estimate.families.vision_tower import KINDS, Tower
 from memlint.estimate.ops.activations import activate

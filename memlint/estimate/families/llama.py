@@ -10,101 +10,13 @@ from typing import Any
 from memlint.estimate.build import Build
 from memlint.estimate.engine.tape import Tape, Tensor
 from memlint.estimate.env import Batch, Env
-from memlint.estimate.families.shapes import SHAPES as SHAPES
-from memlint.estimate.families.shapes import Shape as Shape
-from memlint.estimate.families.shapes import flag, shape_of
-from memlint.estimate.families.xielu import Xielu
-from memlint.estimate.ops.activations import activate
-from memlint.estimate.ops.basic import add, cast, cat, dropout, mul, scale, shift, slice_of
-from memlint.estimate.ops.norm import fused_rms_norm, layer_norm, rms_norm
+from memlint.estimate.families.mlp import Mlp
+from memlint.estimate.families.norms import Norm
+from memlint.estimate.families.rotary import partial_rotary, rotary_tables, rotate_both
+from memlint.estimate.families.shapes import Shape, flag, shape_of
+from memlint.estimate.ops.basic import add, cat, dropout, scale, slice_of
 from memlint.estimate.stack import Stack
 from memlint.models.architecture import Architecture
-
-
-class Norm:
-    """A normalisation layer of one of the styles above."""
-
-    __slots__ = ("bias", "style", "weight")
-
-    def __init__(self, b: Build, name: str, width: int, style: str) -> None:
-        self.style = style
-        self.weight = None if style == "plain" else b.parameter(f"{name}.weight", width)
-        self.bias = b.parameter(f"{name}.bias", width) if style in ("layer", "layer1p") else None
-
-    def __call__(self, f: Tape, env: Env, x: Tensor) -> Tensor:
-        """x [..., width] -> the same shape."""
-        if self.style == "plain":
-            # OlmoLayerNorm: F.layer_norm in fp32, cast back
-            return cast(f, layer_norm(f, cast(f, x, "fp32"), None, None), x.dtype)
-        if self.style == "layer":
-            return layer_norm(f, x, self.weight, self.bias)
-        if self.style == "layer1p":
-            return self._one_plus(f, x)
-        if "rms_norm" in env.liger:
-            return fused_rms_norm(f, x, self.weight)
-        return rms_norm(f, x, self.weight, style=self.style)
-
-    def _one_plus(self, f: Tape, x: Tensor) -> Tensor:
-        """NemotronLayerNorm1P: ``weight + 1``, everything in autocast's dtype and the norm outside autocast."""
-        assert self.weight is not None and self.bias is not None
-        weight, bias = shift(f, self.weight), self.bias.view(*self.bias.shape)
-        outer = f.autocast
-        if outer is not None:
-            x, weight, bias = cast(f, x, outer), cast(f, weight, outer), cast(f, bias, outer)
-            f.autocast = None
-        out = layer_norm(f, x, weight, bias)
-        f.autocast = outer
-        return out
-
-
-def rotate_both(f: Tape, q: Tensor, k: Tensor, tables: tuple[Tensor, Tensor], s: Shape) -> tuple[Tensor, Tensor]:
-    """apply_rotary_pos_emb of queries and keys."""
-    cos, sin = tables
-    if s.rope_pairs:
-        # cos[..., : half].repeat_interleave(2, dim=-1)
-        cos, sin = f.like(cos), f.like(sin)
-    return rotate(f, q, cos, sin, s), rotate(f, k, cos, sin, s)
-
-
-def rotate(f: Tape, x: Tensor, cos: Tensor, sin: Tensor, s: Shape) -> Tensor:
-    """apply_rotary_pos_emb of one tensor: x * cos + rotate_half(x) * sin; a partial rotary width passes the rest on."""
-    width, dtype = cos.shape[-1], x.dtype
-    if s.rope_float:
-        straight = mul(f, cast(f, x, "fp32"), cos)
-        return cast(f, add(f, straight, mul(f, cast(f, _turned(f, x), "fp32"), sin)), dtype)
-    if s.rope_upcast:
-        x = cast(f, x, "fp32")
-    if width < x.shape[-1] or s.rope_cat:
-        turned = slice_of(f, x, (*x.shape[:-1], width))
-        rest = slice_of(f, x, (*x.shape[:-1], x.shape[-1] - width))
-        del x
-        return cat(f, _rotate(f, turned, cos, sin), rest)
-    x = _rotate(f, x, cos, sin)
-    return cast(f, x, dtype) if s.rope_fp32 or s.rope_upcast else x
-
-
-def _rotate(f: Tape, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    straight = mul(f, x, cos)
-    turned = _turned(f, x)
-    return add(f, straight, mul(f, turned, sin))
-
-
-def _turned(f: Tape, x: Tensor) -> Tensor:
-    half = (*x.shape[:-1], x.shape[-1] // 2)
-    first, second = slice_of(f, x, half), slice_of(f, x, half)
-    return cat(f, scale(f, second), first)
-
-
-def rotary_tables(f: Tape, length: int, width: int, dtype: str, rows: int = 1) -> tuple[Tensor, Tensor]:
-    """cos and sin [rows, 1, S, D] in the model's dtype (LlamaRotaryEmbedding.forward computes them in fp32)."""
-    shape = (rows, 1, length, width)
-    frequencies = f.new(shape, "fp32")
-    cos32, sin32 = f.new(shape, "fp32"), f.new(shape, "fp32")
-    del frequencies
-    if dtype == "fp32":
-        return cos32, sin32
-    cos, sin = f.new(shape, dtype), f.new(shape, dtype)
-    return cos, sin
 
 
 class Attention:
@@ -180,73 +92,6 @@ class Attention:
             out = self.inner_norm(f, env, out)
         result: Tensor = self.o(f, out)
         return dropout(f, result, self.residual_dropout)
-
-
-class Mlp:
-    """Gated MLP ``down(act(gate(x)) * up(x))``, or a plain two-layer one."""
-
-    def __init__(self, a: Architecture, b: Build, name: str, s: Shape) -> None:
-        h, i = a.hidden_size, a.get("intermediate_size")
-        bias = flag(a, s.mlp_bias)
-        self.shape = s
-        self.width = i
-        self.act = str(a.get("hidden_act") or a.get("hidden_activation") or "silu")
-        if not s.gated:
-            up, down = s.mlp_names
-            self.up = b.linear(f"{name}.{up}", h, i, bias)
-            self.down = b.linear(f"{name}.{down}", i, h, bias)
-            if self.act == "xielu":
-                self.xielu = Xielu(b, f"{name}.act_fn")
-        elif s.fused_gate:
-            self.up = b.linear(f"{name}.gate_up_proj", h, 2 * i, bias)
-            self.down = b.linear(f"{name}.down_proj", i, h, bias)
-        else:
-            self.gate = b.linear(f"{name}.gate_proj", h, i, bias)
-            self.up = b.linear(f"{name}.up_proj", h, i, bias)
-            self.down = b.linear(f"{name}.down_proj", i, h, bias)
-        self.inner_norm = Norm(b, f"{name}.ffn_sub_norm", i, s.norm) if s.inner_norms else None
-        self.residual_dropout = float(a.get("residual_dropout", 0.0)) if s.residual_dropout else 0.0
-
-    def __call__(self, f: Tape, env: Env, x: Tensor) -> Tensor:
-        """x [B, S, H] -> [B, S, H]."""
-        x = self.branch(f, env, x)
-        return dropout(f, x, self.residual_dropout)
-
-    def branch(self, f: Tape, env: Env, x: Tensor) -> Tensor:
-        """Everything but the dropout."""
-        result: Tensor
-        if not self.shape.gated:
-            if self.act == "xielu":
-                result = self.down(f, self.xielu(f, self.up(f, x)))
-            else:
-                result = self.down(f, activate(f, self.up(f, x), self.act))
-            return result
-        if self.shape.fused_gate:
-            both = self.up(f, x)
-            half = (*x.shape[:-1], self.width)
-            gate, up = slice_of(f, both, half), slice_of(f, both, half)
-            result = self.down(f, mul(f, up, activate(f, gate, self.act)))
-        elif self.inner_norm is not None:
-            x = mul(f, activate(f, self.gate(f, x), self.act), self.up(f, x))
-            result = self.down(f, self.inner_norm(f, env, x))
-        elif "swiglu" in env.liger:
-            result = self.down(f, fused_swiglu(f, self.gate(f, x), self.up(f, x)))
-        else:
-            result = self.down(f, mul(f, activate(f, self.gate(f, x), self.act), self.up(f, x)))
-        return result
-
-
-def _swiglu_backward(f: Tape, node: Any, grad: Tensor) -> tuple[Tensor, ...]:
-    # Liger-Kernel ops/swiglu.py: the gradients overwrite the saved gate and up tensors.
-    return tuple(t.detach() for t in node.saved)
-
-
-def fused_swiglu(f: Tape, gate: Tensor, up: Tensor) -> Tensor:
-    """Liger's silu(gate) * up: saves gate and up, writes their gradients over them."""
-    recorded = f.needs(gate, up)
-    saved = f.save(gate, up) if recorded else ()
-    out = f.like(gate)
-    return f.record(out, _swiglu_backward, (gate, up), saved) if recorded else out
 
 
 class Block:
@@ -380,10 +225,3 @@ class Model:
         x = self.norm(f, env, x)
         env.release()
         return x
-
-
-def partial_rotary(a: Architecture) -> float:
-    """Share of the head that is rotated (partial_rotary_factor, also inside rope_parameters in transformers 5)."""
-    rope = a.get("rope_parameters")
-    inner = rope.get("partial_rotary_factor") if isinstance(rope, dict) else None
-    return float(inner or a.get("partial_rotary_factor", 1.0))

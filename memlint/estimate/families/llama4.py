@@ -13,8 +13,10 @@ from memlint.estimate.engine.pool import GRADIENTS
 from memlint.estimate.engine.tape import Node, Tape, Tensor
 from memlint.estimate.env import Env
 from memlint.estimate.families.body import Body
-from memlint.estimate.families.llama import Attention, Norm, Shape
+from memlint.estimate.families.llama import Attention
 from memlint.estimate.families.moe import GatedMlp
+from memlint.estimate.families.norms import Norm
+from memlint.estimate.families.shapes import Shape
 from memlint.estimate.ops.activations import activate
 from memlint.estimate.ops.attention import eager_attention
 from memlint.estimate.ops.basic import add, cast, copy, expand_copy, mul, saving_output

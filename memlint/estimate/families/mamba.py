@@ -12,8 +12,8 @@ from memlint.estimate.build import Build
 from memlint.estimate.engine.tape import Tape, Tensor
 from memlint.estimate.env import Batch, Env
 from memlint.estimate.families.decoder import DecoderModel
-from memlint.estimate.families.llama import Norm
 from memlint.estimate.families.mamba_mixer import Mixer
+from memlint.estimate.families.norms import Norm
 from memlint.estimate.heads import CausalHead
 from memlint.estimate.ops.basic import add, cast
 from memlint.estimate.stack import Stack

@@ -12,7 +12,7 @@ from typing import Any
 from memlint.estimate.build import Build
 from memlint.estimate.engine.tape import Tape, Tensor
 from memlint.estimate.env import Env
-from memlint.estimate.families.llama import Norm
+from memlint.estimate.families.norms import Norm
 from memlint.estimate.ops.activations import activate
 from memlint.estimate.ops.basic import activation, add, cast, copy, mul, saving_output, scale
 from memlint.estimate.ops.linear import Weight, linear

@@ -15,10 +15,12 @@ from memlint.estimate.engine.tape import Node, Tape, Tensor
 from memlint.estimate.env import Env
 from memlint.estimate.errors import Unsupported
 from memlint.estimate.families.body import Body
-from memlint.estimate.families.llama import Norm, Shape, rotate
 from memlint.estimate.families.llama4 import turned
 from memlint.estimate.families.mixtures import Mixture
 from memlint.estimate.families.moe import GatedMlp, Moe
+from memlint.estimate.families.norms import Norm
+from memlint.estimate.families.rotary import rotate
+from memlint.estimate.families.shapes import Shape
 from memlint.estimate.ops.attention import sdpa, softmax
 from memlint.estimate.ops.basic import add, cast, cat, copy, dropout, mul, scale, slice_of
 from memlint.estimate.ops.gather import expand, subtract

@@ -10,8 +10,10 @@ from typing import Any
 from memlint.estimate.build import Build
 from memlint.estimate.engine.tape import Tape, Tensor
 from memlint.estimate.env import Batch, Env
-from memlint.estimate.families.llama import Block, Mlp, Norm
+from memlint.estimate.families.llama import Block
 from memlint.estimate.families.llama import Model as LlamaModel
+from memlint.estimate.families.mlp import Mlp
+from memlint.estimate.families.norms import Norm
 from memlint.estimate.families.shapes import Shape
 from memlint.estimate.ops.basic import add, cat, mul, saving_output
 from memlint.estimate.ops.linear import to_autocast

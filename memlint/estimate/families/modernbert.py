@@ -11,8 +11,8 @@ from memlint.estimate.build import Build
 from memlint.estimate.engine.tape import Tape, Tensor
 from memlint.estimate.env import Batch, Env
 from memlint.estimate.families.encoder_heads import MaskedHead, labels_of
-from memlint.estimate.families.llama import rotary_tables
 from memlint.estimate.families.pieces import LayerNorm, attend, heads_of, turn
+from memlint.estimate.families.rotary import rotary_tables
 from memlint.estimate.ops.activations import activate
 from memlint.estimate.ops.basic import add, cast, dropout, mul, scale
 from memlint.estimate.ops.views import select, split

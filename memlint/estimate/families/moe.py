@@ -15,8 +15,10 @@ from memlint.estimate.env import Env
 from memlint.estimate.errors import Unsupported
 from memlint.estimate.families.body import Body
 from memlint.estimate.families.expert_adapters import FoldedRouter, expert_targets, plain_linear
-from memlint.estimate.families.llama import Attention, Norm, layer_kinds, partial_rotary
+from memlint.estimate.families.llama import Attention, layer_kinds
 from memlint.estimate.families.mixtures import TYPES, Mixture, mixture_of
+from memlint.estimate.families.norms import Norm
+from memlint.estimate.families.rotary import partial_rotary
 from memlint.estimate.families.routers import (
     ErnieRouter,
     GroupedRouter,

@@ -1,0 +1,89 @@
+"""What the tape holds: tensors, gradient accumulators, backward nodes, and marks of repeated blocks."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import TYPE_CHECKING, Any, Callable, Sequence
+
+from memlint.estimate.engine.pool import Repeat, Storage
+from memlint.units import DTYPE_BYTES
+
+if TYPE_CHECKING:
+    from memlint.estimate.engine.tape import Tape
+
+Shape = tuple[int, ...]
+Backward = Callable[["Tape", "Node", "Tensor"], Sequence["Tensor | None"]]
+
+
+class Tensor:
+    """A shape and a dtype over a storage; ``node`` is what made it differentiable (None: no gradient needed)."""
+
+    __slots__ = ("dtype", "node", "shape", "storage")
+
+    def __init__(self, shape: Shape, dtype: str, storage: Storage | None, node: Node | Leaf | None = None) -> None:
+        self.shape = shape
+        self.dtype = dtype
+        self.storage = storage
+        self.node = node
+
+    def view(self, *shape: int) -> Tensor:
+        """The same storage under another shape, gradient passing through (view, transpose, unsqueeze, expand)."""
+        return Tensor(shape, self.dtype, self.storage, self.node)
+
+    def detach(self) -> Tensor:
+        """The same storage without history."""
+        return Tensor(self.shape, self.dtype, self.storage)
+
+    @property
+    def size(self) -> int:
+        """Bytes of the elements (not rounded, not shared)."""
+        return prod(self.shape) * DTYPE_BYTES[self.dtype]
+
+
+class Leaf:
+    """AccumulateGrad of one parameter."""
+
+    __slots__ = ("dense", "grad", "grad_dtype", "shape", "sink")
+
+    def __init__(self, shape: Shape, grad_dtype: str) -> None:
+        self.shape = shape
+        self.grad_dtype = grad_dtype
+        self.grad: Tensor | bool | None = None
+        """The accumulated gradient; True where it exists statically (accumulation) and new ones are added in place."""
+        self.dense = False
+        """The gradient held is no view, so a second one is added in place."""
+        self.sink: Callable[[Tape, Leaf, Tensor], None] | None = None
+        """What happens to a finished gradient instead of being kept (reduce-scatter, optimizer in backward)."""
+
+
+class Node:
+    """One backward function: its edges, saved tensors and pending output gradient."""
+
+    __slots__ = ("backward", "component", "edges", "grad", "meta", "saved", "shapes")
+
+    def __init__(
+        self,
+        backward: Backward | None,
+        edges: tuple[Node | Leaf | None, ...],
+        shapes: tuple[tuple[Shape, str], ...],
+        saved: tuple[Tensor | None, ...],
+        meta: Any,
+        component: int,
+    ) -> None:
+        self.backward: Backward | None = backward
+        self.edges = edges
+        self.shapes = shapes
+        self.saved = saved
+        self.meta = meta
+        self.grad: Tensor | None = None
+        self.component = component
+
+
+class RepeatEdge:
+    """Marks where a repeated block begins and ends on the tape."""
+
+    __slots__ = ("opens", "repeat")
+
+    def __init__(self, repeat: Repeat, opens: bool) -> None:
+        self.repeat = repeat
+        self.opens = opens
