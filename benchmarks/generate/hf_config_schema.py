@@ -20,6 +20,9 @@ def property_schema(name: str, kind: Kind) -> dict[str, Any]:
         single: dict[str, Any] = {"$ref": "#/$defs/part"}
     elif kind.type == "strings":
         single = {"type": "array", "items": {"type": "string"}, "maxItems": MAX_LAYERS}
+    elif kind.type == "integers":
+        one = {"type": "integer", "minimum": kind.low, "maximum": kind.high}
+        single = {"type": "array", "items": one, "maxItems": MAX_LAYERS}
     elif kind.type == "string":
         single = {"type": "string", "minLength": 1, "maxLength": 1000}
     elif kind.type in ("integer", "number"):

@@ -9,6 +9,7 @@ from memlint.job import TrainingJob
 
 if TYPE_CHECKING:
     from memlint.hardware.target import Target
+    from memlint.models.architecture import Architecture
 
 
 def usable_bytes(job: TrainingJob, target: Target | None) -> int | None:
@@ -36,23 +37,45 @@ def judge(estimate: Estimate, job: TrainingJob, target: Target | None, margin: f
 def predict(job: TrainingJob, target: Target | None, method: str = "simulated") -> tuple[Estimate | None, str | None]:
     """Return the prediction of a resolved job, and why it is only approximate where it is.
 
-    Falls back on the textbook formulas where the model's code is not known, and says so. The estimate is None where the
-    job has no architecture.
+    Falls back on the textbook formulas where the model's code is not known, or its config is one that code cannot use,
+    and says so. The estimate is None where the job has no architecture, or one that not even those formulas can use.
     """
     architecture = job.architecture
     if architecture is None:
         return None, None
-    if method == "first-order":
-        from memlint.estimate.first_order import estimate_first_order
-
-        return estimate_first_order(job, target), None
     from memlint.estimate.errors import Unsupported
-    from memlint.estimate.simulate import simulate
+    from memlint.models.fill import UNREADABLE
+
+    why = ""
+    if method != "first-order":
+        from memlint.estimate.simulate import simulate
+
+        try:
+            return simulate(job, target), architecture.approximate
+        except Unsupported as reason:
+            why = f"{reason}"
+        except UNREADABLE as error:
+            # The config is untrusted: the model's own code would fail on this one too.
+            why = _unusable(architecture, error)
+    from memlint.estimate.first_order import estimate_first_order
 
     try:
-        return simulate(job, target), architecture.approximate
-    except Unsupported as reason:
-        from memlint.estimate.first_order import estimate_first_order
+        estimate = estimate_first_order(job, target)
+    except UNREADABLE as error:
+        return None, why or _unusable(architecture, error)
+    return estimate, f"{why}; the prediction comes from textbook formulas, with a wide interval" if why else None
 
-        why = f"{reason}; the prediction comes from textbook formulas, with a wide interval"
-        return estimate_first_order(job, target), why
+
+def _unusable(architecture: Architecture, error: Exception) -> str:
+    """Return why a model cannot be built from its config: a list where its code takes one number, or another value."""
+    from memlint.models.fields import FIELDS
+
+    lists = [
+        name
+        for name, value in architecture.config.items()
+        if isinstance(value, (list, tuple)) and name in FIELDS and FIELDS[name].lists
+    ]
+    what = f"cannot be built from this config ({error!r:.80})"
+    if lists:
+        what = f"cannot be built with a list, one entry a layer, for `{lists[0]}`"
+    return f"a `{architecture.model_type}` {what}: correct config.json"

@@ -25,7 +25,7 @@ class Kind:
     """What a field may hold."""
 
     type: str
-    """integer, number, boolean, string, strings (a list of them) or object."""
+    """integer, number, boolean, string, object, or a list of them: integers, strings."""
     low: float = 0
     high: float = 0
     nullable: bool = True
@@ -42,23 +42,29 @@ class Kind:
             "boolean": "true or false",
             "string": "a text",
             "strings": f"a list of at most {MAX_LAYERS} texts",
+            "integers": f"a list of at most {MAX_LAYERS} whole numbers from {self.low} to {self.high}",
             "object": "a mapping",
         }
         return words[self.type]
 
 
 _REQUIRED_WIDTH = Kind("integer", 1, MAX_WIDTH, nullable=False, lists=True)
-_WIDTH = Kind("integer", 1, MAX_WIDTH)
+_WIDTH = Kind("integer", 0, MAX_WIDTH, lists=True)
 _INNER = Kind("integer", 0, MAX_INNER, lists=True)
 _LAYERS = Kind("integer", 1, MAX_LAYERS, nullable=False)
-_MAYBE_LAYERS = Kind("integer", 0, MAX_LAYERS)
+_MAYBE_LAYERS = Kind("integer", 0, MAX_LAYERS, lists=True)
 _HEADS = Kind("integer", 1, MAX_HEADS, nullable=False, lists=True)
 _KV_HEADS = Kind("integer", 0, MAX_HEADS, lists=True)
 _HEAD_DIM = Kind("integer", 0, MAX_HEADS, lists=True)
-_VOCABULARY = Kind("integer", 1, MAX_VOCABULARY, nullable=False)
+_VOCABULARY = Kind("integer", 1, MAX_VOCABULARY)
 _POSITIONS = Kind("integer", -1, MAX_POSITIONS)
 _EXPERTS = Kind("integer", 0, MAX_HEADS, lists=True)
 _RATE = Kind("number", 0, 1)
+_FACTOR = Kind("number", 0, MAX_HEADS, lists=True)
+_COUNT = Kind("integer", 0, MAX_LAYERS)
+_INDEXES = Kind("integers", -MAX_LAYERS, MAX_LAYERS)
+_SIZE = Kind("integer", 1, MAX_WIDTH, lists=True)
+_WINDOW = Kind("integer", -1, MAX_POSITIONS, lists=True)
 _FLAG = Kind("boolean")
 _TEXT = Kind("string")
 _TEXTS = Kind("strings")
@@ -92,8 +98,32 @@ def _table() -> dict[str, Kind]:
         (
             _POSITIONS,
             "max_position_embeddings n_positions max_seq_len seq_length sliding_window attention_chunk_size"
-            " max_source_positions max_target_positions original_max_position_embeddings",
+            " max_source_positions max_target_positions original_max_position_embeddings max_relative_positions"
+            " num_position_embeddings position_buckets relative_attention_num_buckets",
         ),
+        (_WINDOW, "window_size local_attention"),
+        (
+            _COUNT,
+            "attn_layer_offset attn_layer_period expert_layer_offset expert_layer_period decoder_sparse_step"
+            " interleave_moe_layer_step no_rope_layer_interval num_global_layers num_ln_in_parallel_attn"
+            " moe_layer_interval moe_layer_start_index cross_attention_interval max_num_tiles",
+        ),
+        (Kind("integer", -MAX_LAYERS, MAX_LAYERS), "max_window_layers moe_layer_end_index"),
+        (
+            _INDEXES,
+            "attn_layer_indices cross_attention_layers deepstack_visual_indexes full_attn_idxs"
+            " fullatt_block_indexes intermediate_layers_indices moe_layers no_rope_layers layers_num_experts",
+        ),
+        (
+            Kind("integer", -1, MAX_INNER, lists=True),
+            "chunk_size mamba_chunk_size mamba_d_ssm mamba_d_conv mamba_n_groups n_groups conv_kernel"
+            " linear_conv_kernel_dim conv_kernel_size conv_groups attention_head_size rotary_dim moe_latent_size"
+            " mm_tokens_per_image out_hidden_size projection_size vision_output_dim num_channels in_channels"
+            " num_mel_bins num_labels task_type_vocab_size temporal_patch_size spatial_merge_size",
+        ),
+        (_SIZE, "image_size patch_size"),
+        (_FACTOR, "partial_rotary_factor rotary_pct mlp_ratio expansion_ratio downsample_ratio scale_factor expand"),
+        (Kind("number", 0, MAX_HEADS), "mamba_expand attn_logit_softcapping final_logit_softcapping"),
         (
             _EXPERTS,
             "num_experts num_local_experts n_routed_experts num_experts_per_tok n_shared_experts moe_topk"
@@ -102,7 +132,8 @@ def _table() -> dict[str, Kind]:
         (
             _RATE,
             "attention_dropout hidden_dropout attn_pdrop resid_pdrop embd_pdrop hidden_dropout_prob dropout"
-            " attention_probs_dropout_prob activation_dropout dropout_rate embedding_dropout",
+            " attention_probs_dropout_prob activation_dropout dropout_rate embedding_dropout classifier_dropout"
+            " pooler_dropout cls_dropout resid_dropout residual_dropout seq_classif_dropout mlp_dropout",
         ),
         (
             _FLAG,

@@ -102,6 +102,8 @@ def _fits(kind: Kind, value: Any) -> bool:
         return len(value) <= MAX_LAYERS and all(_is_number(kind, entry) for entry in value)
     if kind.type in ("integer", "number"):
         return _is_number(kind, value)
+    if kind.type == "integers":
+        return isinstance(value, list) and len(value) <= MAX_LAYERS and all(_is_number(kind, entry) for entry in value)
     if kind.type == "boolean":
         return isinstance(value, bool)
     if kind.type == "string":
@@ -114,7 +116,7 @@ def _fits(kind: Kind, value: Any) -> bool:
 def _is_number(kind: Kind, value: Any) -> bool:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return False
-    if kind.type == "integer" and isinstance(value, float) and not value.is_integer():
+    if kind.type in ("integer", "integers") and isinstance(value, float) and not value.is_integer():
         return False
     return kind.low <= value <= kind.high
 
