@@ -25,6 +25,9 @@ MODULES = {
     "distilbert": "bert",
     "modernbert": "modernbert",
     "deberta-v2": "deberta",
+    "roberta-prelayernorm": "pre_norm_bert",
+    "megatron-bert": "pre_norm_bert",
+    "mpnet": "mpnet",
 }
 """model_type -> module of this package that holds its ``Model``; modules load on first use."""
 

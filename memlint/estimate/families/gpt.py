@@ -20,6 +20,8 @@ MODULES = {
     "gpt_neo": "gpt_neo",
     "gpt_bigcode": "gpt_bigcode",
     "mpt": "mpt",
+    "xglm": "fairseq_decoders",
+    "biogpt": "fairseq_decoders",
 }
 """model_type -> module of this package that holds its ``Model``; modules load on first use."""
 
