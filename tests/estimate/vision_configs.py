@@ -26,8 +26,10 @@ _LOCAL = ["sliding_attention", "full_attention", "sliding_attention", "full_atte
 _ROPE = {"rope_type": "default", "rope_theta": 1e6}
 
 
-def _qwen(kind: str, sections: list[int], tower: dict[str, Any], tie: bool = False, **text: Any) -> dict[str, Any]:
-    rope = {**_ROPE, "mrope_section": sections}
+def _qwen(
+    kind: str, sections: list[int], tower: dict[str, Any], tie: bool = False, share: float = 1.0, **text: Any
+) -> dict[str, Any]:
+    rope = {**_ROPE, "mrope_section": sections, "partial_rotary_factor": share}
     return {
         "model_type": kind,
         "tie_word_embeddings": tie,
@@ -54,6 +56,17 @@ _QWEN3 = {
     "deepstack_visual_indexes": [1, 3, 4],
     "num_position_embeddings": 2304,
 }
+_QWEN3_5 = {name: value for name, value in _QWEN3.items() if name != "deepstack_visual_indexes"}
+_KINDS = ["linear_attention", "linear_attention", "full_attention"]
+_DELTA: dict[str, Any] = {
+    "num_hidden_layers": 6,
+    "head_dim": 64,
+    "layer_types": 2 * _KINDS,
+    "linear_num_key_heads": 4,
+    "linear_num_value_heads": 8,
+    "linear_key_head_dim": 64,
+    "linear_value_head_dim": 64,
+}
 _CLIP = {"model_type": "clip_vision_model"}
 _SIGLIP = {"model_type": "siglip_vision_model", "vision_use_head": False}
 CONFIGS: dict[str, dict[str, Any]] = {
@@ -78,6 +91,18 @@ CONFIGS: dict[str, dict[str, Any]] = {
         num_experts=8,
         num_experts_per_tok=2,
         moe_intermediate_size=256,
+    ),
+    "qwen3_5": _qwen("qwen3_5", [3, 3, 2], _QWEN3_5, tie=True, share=0.25, **_DELTA),
+    "qwen3_5_moe": _qwen(
+        "qwen3_5_moe",
+        [3, 3, 2],
+        _QWEN3_5,
+        share=0.25,
+        **_DELTA,
+        num_experts=8,
+        num_experts_per_tok=2,
+        moe_intermediate_size=256,
+        shared_expert_intermediate_size=256,
     ),
     "llava": _joined("llava", {"model_type": "llama"}, _CLIP),
     "llava_next": _joined(
@@ -134,7 +159,15 @@ CONFIGS: dict[str, dict[str, Any]] = {
         },
     },
 }
-PIXELS = {"qwen2_vl": 280**2, "qwen2_5_vl": 280**2, "qwen3_vl": 320**2, "qwen3_vl_moe": 320**2, "llava_next": 224**2}
+PIXELS = {
+    "qwen2_vl": 280**2,
+    "qwen2_5_vl": 280**2,
+    "qwen3_vl": 320**2,
+    "qwen3_vl_moe": 320**2,
+    "qwen3_5": 320**2,
+    "qwen3_5_moe": 320**2,
+    "llava_next": 224**2,
+}
 """Pixels of the traced image where the tower does not fix them (20 x 20 patches; 2 x 2 tiles and the whole)."""
 FIXED = 224**2
 
@@ -143,6 +176,8 @@ PEAKS: dict[str, dict[str, int]] = {
     "qwen2_5_vl": {"bf16": 353055232, "autocast": 494014464, "checkpointing": 181104128, "lora": 427923968},
     "qwen3_vl": {"bf16": 366553088, "autocast": 524490240, "checkpointing": 187988992, "lora": 439625216},
     "qwen3_vl_moe": {"bf16": 369660416, "autocast": 560971776, "checkpointing": 206248960, "lora": 388788224},
+    "qwen3_5": {"bf16": 579976192, "autocast": 739892736, "checkpointing": 203472896, "lora": 648459776},
+    "qwen3_5_moe": {"bf16": 605638656, "autocast": 832250368, "checkpointing": 234230272, "lora": 652940800},
     "llava": {"bf16": 307350528, "autocast": 444083200, "checkpointing": 171943424, "lora": 385284096},
     "llava_next": {"bf16": 315085312, "autocast": 453182976, "checkpointing": 173042688, "lora": 397379072},
     "paligemma": {"bf16": 318288896, "autocast": 436647424, "checkpointing": 163817472, "lora": 387601408},

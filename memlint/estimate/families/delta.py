@@ -13,7 +13,7 @@ from memlint.estimate.families.norms import Norm
 from memlint.estimate.families.rotary import rotate_both
 from memlint.estimate.families.shapes import Shape, flag
 from memlint.estimate.ops.activations import activate
-from memlint.estimate.ops.basic import activation, add, cast, cat, copy, mul, saving_output, scale
+from memlint.estimate.ops.basic import activation, add, cast, cat, copy, mul, saving_output, scale, slice_of
 from memlint.estimate.ops.delta_rule import delta_rule
 from memlint.estimate.ops.norm import rms_norm
 from memlint.estimate.ops.ssm import causal_convolution
@@ -58,16 +58,28 @@ class DeltaNet:
             mixed, z, rate, step = self.ordered(f, x)
         mixed = mixed.view(b, 2 * keys + values, s)
         before = mixed.dtype
+        cache = env.state.get("cache")
+        if cache is not None:
+            # LinearAttentionLayer.update_conv_state (cache_utils.py) copies the last positions.
+            cache.append(f.new((b, mixed.shape[1], self.conv.shape[-1]), before))
         mixed = activate(f, causal_convolution(f, mixed, self.conv, None), self.act)
         mixed = cast(f, mixed, before)
+        if cache is not None:
+            mixed = slice_of(f, mixed, mixed.shape)
         query, key, value = split(f, mixed, narrow, narrow, (b, s, self.v_heads, self.v_dim))
         beta = saving_output(f, rate.view(b, s, self.v_heads))
         decay = scale(f, saving_output(f, cast(f, self.a_log, "fp32")))
         steps = activation(f, add(f, cast(f, step.view(b, s, self.v_heads), "fp32"), self.dt_bias))
         g = mul(f, decay, steps)
         core = delta_rule(f, query, key, value, g, beta)
+        state = None
+        if cache is not None:
+            # The last state, which this frame holds, and update_recurrent_state's copy of it.
+            state = f.new((b, self.v_heads, self.k_dim, self.v_dim), "fp32")
+            cache.append(f.like(state))
         core = self.gated(f, core, z.view(*core.shape))
         result: Tensor = self.out(f, core.view(b, s, values))
+        del state
         return result
 
     def ordered(self, f: Tape, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -122,6 +134,10 @@ class GatedAttention(Attention):
         v = self.v(f, x).view(b, self.kv, s, self.dim)
         tables = env.state["rope"]
         q, k = rotate_both(f, q, k, tables, self.shape)
+        cache = env.state.get("cache")
+        if cache is not None:
+            k, v = cat(f, k, shape=k.shape), cat(f, v, shape=v.shape)
+            cache.append((k.detach(), v.detach()))
         out = env.attend(f, q, k, v, env.state["masks"]["full"], self.dropout, dense=True)
         out = mul(f, out, saving_output(f, gate))
         result: Tensor = self.o(f, out)

@@ -261,10 +261,14 @@ class Model:
 
     def __call__(self, f: Tape, batch: Batch) -> Tensor:
         """The model's forward up to its last hidden state."""
-        env = self.env
         x = self.embed(f, batch.ids)
         if self.hybrid.embed_scale:
             x = scale(f, x)
+        return self.body(f, x, batch)
+
+    def body(self, f: Tape, x: Tensor, batch: Batch) -> Tensor:
+        """Layers and final norm over embedded inputs x [B, S, H]."""
+        env = self.env
         rows, length = x.shape[0], x.shape[1]
         env.state["masks"] = {"full": env.mask(f, rows, length, x.dtype)}
         if self.rope:
@@ -276,8 +280,9 @@ class Model:
         x = self.layers(f, env, x)
         x = self.norm(f, env, x)
         # Only attention layers hold masks and tables. Where one block stands for many they would be freed with each of
-        # them, so they are kept until the backward pass is over.
-        shared = env.state
+        # them, so they are kept until the backward pass is over. (Eager attention adds its mask and keeps nothing.)
+        dropped = ("cache", "masks") if env.attention == "eager" and env.checkpointing.mode == "none" else ("cache",)
+        shared = {name: value for name, value in env.state.items() if name not in dropped}
         env.release()
         env.state["shared"] = shared
         return x

@@ -1,6 +1,6 @@
-"""The image towers of Qwen2-VL, Qwen2.5-VL and Qwen3-VL: patches of all images in one row, merged four to one.
+"""The image towers of Qwen2-VL, 2.5-VL, 3-VL and 3.5: patches of all images in one row, merged four to one.
 
-Sources: transformers 5.24 models/{qwen2_vl,qwen2_5_vl,qwen3_vl}/modeling_*.py.
+Sources: transformers 5.24 models/{qwen2_vl,qwen2_5_vl,qwen3_vl,qwen3_5}/modeling_*.py.
 """
 
 from __future__ import annotations

@@ -30,6 +30,8 @@ TOWERS: dict[str, tuple[str, str, str, str]] = {
     "qwen2_5_vl": _QWEN,
     "qwen3_vl": _QWEN,
     "qwen3_vl_moe": _QWEN,
+    "qwen3_5": _QWEN,
+    "qwen3_5_moe": _QWEN,
     "llava": ("image_projectors", "Llava", "vision_tower", "language_model"),
     "llava_next": ("image_projectors", "LlavaNext", "vision_tower", "language_model"),
     "paligemma": ("image_projectors", "PaliGemma", "vision_tower", "language_model"),
@@ -133,6 +135,10 @@ def _body_of(text: Architecture) -> Any:
         from memlint.estimate.families.moe import body_of
 
         return body_of(text)
+    if text.family == "hybrid":
+        from memlint.estimate.families.hybrid import Model as HybridModel
+
+        return HybridModel
     if text.model_type == "mllama_text_model":
         from memlint.estimate.families.mllama import TextModel
 

@@ -82,7 +82,7 @@ def chunk_loop(
     inner: Tensor,
     query: Tensor,
     key: Tensor,
-    decay: Tensor,
+    decay: Tensor | None,
     *,
     strided: bool = False,
 ) -> tuple[Tensor, Tensor]:
@@ -108,10 +108,16 @@ def chunk_loop(
             rounded(4 * prod(state)) + 2 * rounded(2 * prod(state)) + 2 * half + 3 * wide + rounded(2 * rows * length)
         )
         final = pair - rounded(4 * prod(state)) - half - wide
+        # Beside a first state without gradient its two factors are not kept.
+        final -= 2 * wide
         whole = ()
     if strided:
         pair += 2 * rounded(4 * (prod(part) // width) * query.shape[-1])
         whole = (decayed, inner)
+    if chunks == 1:
+        # The only state is the first one, and its update is never used.
+        whole = () if f.autocast is not None else (inner,)
+        decay = None
     kept = [f.new((pair if f.hollow else pair * (chunks - 1),), "uint8"), f.new((final,), "uint8")]
     saved = f.save(*whole, decay, *kept)
     transient = [f.new(part, "fp32"), f.new(state, "fp32")]
