@@ -19,6 +19,7 @@ DTYPE_BYTES: dict[str, int] = {
     "int8": 1,
     "uint8": 1,
     "int64": 8,
+    "int16": 2,
     "int32": 4,
     "complex64": 8,
     "bool": 1,

@@ -13,7 +13,7 @@ _SWIFT = (
     "allocator holds after every new longest sample. The order of the samples is not published; other orders of the "
     "same lengths give {low} to {high} GiB (replay of the allocator), {expected} in the middle"
 )
-_GPTQ = "the temporaries of auto_gptq's kernels are not modelled beyond the unpacked weight"
+_GPTQ = "auto_gptq unpacks and keeps each weight as its torch path does (qlinear_cuda_old.py); which kernel ran is not stated"
 _RULES: tuple[tuple[str, str], ...] = (
     ("chatglm3", "code on the hub, computed as the nearest Llama shape with a flash kernel, which it may lack; "),
     ("baichuan2-13b", "code on the hub with an ALiBi bias [h, S, S], which the Llama shape lacks; "),

@@ -292,7 +292,9 @@ def _quantization(row: Row) -> Quantization | None:
     if "bnb" in stored or "nf4" in stored or "4-bit" in stored:
         if "int8" in stored:
             return Quantization(type="int8", bits=8)
-        double = "dq" in stored or (row.framework not in ("litgpt",) and "nf4" in stored) or row.framework == "axolotl"
+        # ms-swift 1.6 llm/utils/argument.py: bnb_4bit_use_double_quant = True; axolotl's loader sets it too.
+        double = "dq" in stored or (row.framework != "litgpt" and "nf4" in stored)
+        double = double or row.framework in ("axolotl", "ms-swift")
         # peft's scripts and Qwen's finetune.py prepare a 4-bit model; axolotl casts the embeddings back, LLaMA-Factory
         # and ms-swift 1.6 prepare nothing, litgpt and torchtune have code of their own.
         prepared = row.framework in ("peft", "hf-trainer", "qwen-finetune")

@@ -17,6 +17,7 @@ from memlint.models.architecture import Architecture
 
 if TYPE_CHECKING:
     from memlint.estimate.build import Build
+    from memlint.estimate.gptq import UnpackedLinear
 
 DEFAULT_TARGETS: dict[str, tuple[str, ...]] = {
     "bart": ("q_proj", "v_proj"),
@@ -124,12 +125,16 @@ class LoraLinear:
 class QuantizedWeight:
     """A weight [out, in] stored in 4 or 8 bits with its statistics; dequantised whole for each product."""
 
-    __slots__ = ("compute", "quantization", "shape")
+    __slots__ = ("compute", "quantization", "shape", "unpacks")
 
-    def __init__(self, outputs: int, inputs: int, quantization: Quantization, compute: str) -> None:
+    def __init__(
+        self, outputs: int, inputs: int, quantization: Quantization, compute: str, *, unpacks: bool = False
+    ) -> None:
         self.shape = (outputs, inputs)
         self.quantization = quantization
         self.compute = compute
+        self.unpacks = unpacks
+        """Whether torch ops unpack it and keep the result for the backward (auto_gptq)."""
 
     def storages(self) -> list[int]:
         """Bytes of each storage: payload, block statistics, second-level statistics.
@@ -155,8 +160,12 @@ class QuantizedWeight:
         groups = -(-self.shape[1] // 128)
         return [n * bits // 8, groups * self.shape[0] * 2, groups * self.shape[0] * bits // 8, self.shape[1] * 4]
 
-    def module(self, bias: Weight | None) -> QuantizedLinear:
+    def module(self, bias: Weight | None) -> QuantizedLinear | UnpackedLinear:
         """The linear layer over this weight."""
+        if self.unpacks:
+            from memlint.estimate.gptq import UnpackedLinear
+
+            return UnpackedLinear(self, bias)
         return QuantizedLinear(self, bias)
 
 

@@ -16,6 +16,7 @@ from memlint.estimate.ops.linear import Weight, embedding, linear
 from memlint.estimate.peft_kinds import KINDS
 from memlint.estimate.records import Record
 from memlint.estimate.sharding import Sharding
+from memlint.estimate.versions import before
 from memlint.job import Lora, TrainingJob
 from memlint.units import DTYPE_BYTES
 
@@ -193,7 +194,8 @@ class Build:
         quantization = self.training.quantization
         assert quantization is not None
         compute = self.training.precision.autocast or self.training.precision.weights
-        weight = QuantizedWeight(outputs, inputs, quantization, compute)
+        unpacks = quantization.type == "gptq" and before(self.job, "transformers", 4, 49)
+        weight = QuantizedWeight(outputs, inputs, quantization, compute, unpacks=unpacks)
         blocks = weight.storages()
         self.sharding.adopt(None, outputs * inputs, sum(blocks), "")
         self.records.append(

@@ -33,12 +33,14 @@ def device_interval(
     allocated_high: int,
     churn: int,
     replay: tuple[int, int, int] | None = None,
+    loading: int = 0,
 ) -> Interval:
     """Add the stated overheads to the allocated peak.
 
     ``allocated_low`` and ``allocated_high`` bound the allocated peak itself by the assumptions made. ``churn`` are the
     bytes at the peak that come and go within the step: only they fragment (weights and states are laid down once).
     ``replay``: lowest, middle and highest reserved bytes where the data's lengths are known (estimate/allocator.py).
+    ``loading``: bytes that loading the model may take before the first step (estimate/loading.py).
     """
     overheads = device_overheads(
         churn,
@@ -50,6 +52,13 @@ def device_interval(
     )
     if replay is not None:
         overheads = tuple([_replayed(o, replay, overheads[0], allocated) for o in overheads])
+    if loading > allocated_high:
+        source = "transformers 5.0 to 5.3 may hold the whole model in half precision before it is quantised"
+        overheads += (
+            Overhead(
+                name="loading", low_bytes=0, expected_bytes=0, high_bytes=loading - allocated_high, source=source
+            ),
+        )
     share = job.training.vllm_memory_share
     if share and target is not None:
         engine = int(share * target.usable_bytes)

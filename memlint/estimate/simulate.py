@@ -19,6 +19,7 @@ from memlint.estimate.engine.pool import (
 from memlint.estimate.engine.tape import Leaf, Tape, Tensor
 from memlint.estimate.env import Env
 from memlint.estimate.families import registry
+from memlint.estimate.loading import most_while_loading
 from memlint.estimate.optimizer import clip_temporary_bytes, state_bytes, step_temporary_bytes
 from memlint.estimate.overhead import device_interval
 from memlint.estimate.parallel import one_gpu
@@ -197,6 +198,7 @@ def simulate(job: TrainingJob, target: Target | None = None) -> Estimate:
         allocated_high=peak.peak_bytes + in_flight,
         churn=max(0, peak.peak_bytes - settled),
         replay=_replay(job, target) if job.training.length_mean is not None and world == 1 else None,
+        loading=most_while_loading(job, records),
     )
     return Estimate(
         method="simulated",

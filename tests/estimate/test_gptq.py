@@ -1,0 +1,67 @@
+"""GPTQ bases: what of a weight lives during training depends on the library that unpacks it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from memlint.estimate.result import Estimate
+from memlint.estimate.simulate import simulate
+from memlint.job import Lora, Precision, Quantization, Training, TrainingJob, replace_fields
+from memlint.models.architecture import Architecture
+from memlint.models.config import read_config
+
+HIDDEN, INNER, LAYERS = 512, 1024, 3
+LAYER = 4 * HIDDEN * HIDDEN + 3 * HIDDEN * INNER
+"""Elements of one layer's seven matrices."""
+
+NF4: dict[str, Any] = {"training.quantization.type": "nf4"}
+"""bitsandbytes, which saves the packed weight."""
+
+
+def estimate(version: str, **changes: Any) -> Estimate:
+    architecture = read_config(
+        {
+            "model_type": "llama",
+            "hidden_size": HIDDEN,
+            "intermediate_size": INNER,
+            "num_hidden_layers": LAYERS,
+            "num_attention_heads": 4,
+            "vocab_size": 1000,
+        }
+    )
+    assert isinstance(architecture, Architecture)
+    job = TrainingJob(
+        model="m",
+        architecture=architecture,
+        versions={"transformers": version},
+        training=Training(
+            method="qlora",
+            lora=Lora(rank=4),
+            quantization=Quantization(type="gptq", kbit_preparation=False),
+            precision=Precision(weights="fp16", autocast=None),
+            sequence_length=256,
+        ),
+    )
+    return simulate(replace_fields(job, changes))
+
+
+def test_auto_gptq_keeps_every_weight_unpacked_until_the_backward() -> None:
+    """qlinear_cuda_old.py: torch.matmul(x, weight) saves the fp16 weight for x's gradient."""
+    unpacked, packed = estimate("4.36.2"), estimate("4.36.2", **NF4)
+    kept = unpacked.forward_end_activation_bytes - packed.forward_end_activation_bytes
+    # The first layer's q, k and v see the embeddings, which require no gradient here.
+    assert kept == 2 * (LAYERS * LAYER - 3 * HIDDEN * HIDDEN)
+
+
+def test_checkpointing_keeps_one_layer_of_them() -> None:
+    full: dict[str, Any] = {"training.checkpointing.mode": "full"}
+    unpacked, packed = estimate("4.36.2", **full), estimate("4.36.2", **full, **NF4)
+    assert unpacked.forward_end_activation_bytes == packed.forward_end_activation_bytes
+    payloads = unpacked.static["parameters"] - packed.static["parameters"]
+    assert 2 * HIDDEN * INNER < unpacked.allocated_bytes - packed.allocated_bytes - payloads <= 2 * LAYER
+
+
+def test_the_newest_library_unpacks_anew_in_the_backward() -> None:
+    """gptqmodel triton_utils/dequant.py saves the packed weight, as bitsandbytes does."""
+    gptq, packed = estimate("5.24.0"), estimate("5.24.0", **NF4)
+    assert gptq.forward_end_activation_bytes == packed.forward_end_activation_bytes
