@@ -8,6 +8,7 @@ import sys
 from typing import Any
 
 from memlint.engine.options import CheckOptions
+from memlint.engine.result import FileReport
 from memlint.exits import Exit
 from memlint.findings import Severity
 from memlint.records import fields
@@ -38,6 +39,11 @@ def _plain(value: Any) -> Any:
     return value
 
 
+def _known(report: FileReport) -> str:
+    """Return the dialect, or why there is none for a file that looks like a training config."""
+    return report.dialect or report.no_prediction or "unreadable"
+
+
 def show_files(options: CheckOptions, content: bytes | None) -> int:
     """Print each file with its dialect, or why it is skipped."""
     from memlint.engine.run import check_paths
@@ -45,7 +51,7 @@ def show_files(options: CheckOptions, content: bytes | None) -> int:
 
     seen: set[str] = set()
     for report in check_paths(options, content).reports:
-        line = f"{report.path}: skipped: {report.skipped}" if report.skipped else f"{report.path}: {report.dialect}"
+        line = f"{report.path}: skipped: {report.skipped}" if report.skipped else f"{report.path}: {_known(report)}"
         if line not in seen:
             seen.add(line)
             sys.stdout.write(printable(line) + "\n")

@@ -122,7 +122,7 @@ def check_document(
     if any(problem.fatal for problem in document.problems):
         # Unreadable: ours to report only where what could be read, or the text, is that of a training config.
         known = dialect or (recognise(document) if isinstance(document.data, dict) else None)
-        if known is None and not (document.data is None and _has_config_key(document)):
+        if known is None and not _has_config_key(document):
             return [check.report(label=label, skipped=NOT_A_CONFIG)]
         report = check.report(label=label, dialect=known.name if known else None, no_prediction="unreadable")
         return [_with_findings(report, check, document, ())]

@@ -253,6 +253,14 @@ def test_a_file_that_does_not_parse_is_a_finding(project, memlint):
     assert "neox.yml" not in out
 
 
+def test_a_tab_in_a_training_config_is_a_finding_though_half_of_it_parses(project, memlint):
+    (project / "run.yaml").write_text("base_model: shapes/one-b\nmicro_batch_size: 2\ndatasets:\n\t- path: x\n")
+    code, out, _ = memlint("check", "run.yaml", "--output-format", "concise")
+    assert code == 1
+    assert "run.yaml:4:1: error[MEM001] unreadable-file" in out
+    assert memlint("check", "run.yaml", "--show-files")[1] == "run.yaml: unreadable\n"
+
+
 @pytest.mark.parametrize(
     "content",
     [
