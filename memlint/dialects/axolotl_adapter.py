@@ -4,14 +4,20 @@ from __future__ import annotations
 
 from memlint.dialects.axolotl_base import VERSION, Run
 from memlint.dialects.names import dtype_name
-from memlint.dialects.values import as_bool
+from memlint.dialects.values import as_bool, did_you_mean
 
 _LOADER = "loaders/model.py"
+
+_BUILT_IN = ("lora", "qlora", "llama-adapter")
+"""utils/schemas/peft.py: validate_adapter; any other one must come from a plugin."""
 
 
 def read_lora(run: Run) -> None:
     """Adapter size, targets, dtype and kernels."""
     cfg = run.cfg
+    if run.adapter not in _BUILT_IN and not run.plugins:
+        hint = did_you_mean(str(run.adapter), _BUILT_IN)
+        run.reject("adapter", f"`adapter: {run.adapter}` is not built into axolotl and no plugin provides it{hint}")
     rank = cfg.integer("lora_r", minimum=1)
     if rank is not None:
         run.put("training.lora.rank", rank, "lora_r")

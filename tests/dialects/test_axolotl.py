@@ -158,6 +158,11 @@ class TestAdapters:
     def test_an_adapter_without_a_rank_is_refused(self):
         assert "`lora_r`" in problems("adapter: lora\nlora_target_linear: true", "MEM003")[0][1]
 
+    def test_an_adapter_that_nothing_provides_is_refused(self):
+        text = "adapter: lorra\nlora_r: 8\nlora_target_linear: true\n"
+        assert "did you mean `lora`?" in problems(text, "MEM003")[0][1]
+        assert not problems(text + "plugins: [acme.LorraPlugin]\n", "MEM003")
+
     def test_listed_targets_and_saved_modules(self):
         found = training("adapter: lora\nlora_r: 8\nlora_target_modules: [q_proj]\nlora_modules_to_save: [lm_head]")
         assert (found.lora.targets, found.lora.modules_to_save) == (("q_proj",), ("lm_head",))
