@@ -213,6 +213,8 @@ class Hardware:
     target: str | None = None
     reserve: int = 0
     """Bytes per GPU that other processes or engines hold."""
+    host_memory: int | None = None
+    """Bytes of main memory of one node; None: the target's where it is a known machine, else unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -48,8 +48,11 @@ def express_arguments(
                 key = "activation_checkpointing" if "activation_checkpointing" in data else "gradient_checkpointing"
                 put(key, value == "full")
         elif field == "training.checkpointing.reentrant" and isinstance(value, bool):
-            new = "activation_checkpointing_kwargs"
-            put(new if new in data else "gradient_checkpointing_kwargs", value, "use_reentrant")
+            put(_checkpointing_options(data), value, "use_reentrant")
+        elif field == "training.checkpointing.every" and isinstance(value, int):
+            put(_checkpointing_options(data), value, "every_n_layers")
+        elif field == "training.checkpointing.offload" and isinstance(value, bool) and not model_keys:
+            put(_checkpointing_options(data), value, "offload")
         elif field == "training.max_grad_norm":
             put("max_grad_norm", 0.0 if value is None else value)
         elif field == "training.loss" and value == "fused" and not model_keys:
@@ -72,6 +75,11 @@ def express_arguments(
             return None
         edits.extend(more)
     return tuple(edits) if edits or not changes else None
+
+
+def _checkpointing_options(data: Mapping[str, Any]) -> str:
+    new = "activation_checkpointing_kwargs"
+    return new if new in data else "gradient_checkpointing_kwargs"
 
 
 def _mapping_at(document: Document, prefix: KeyPath) -> Mapping[str, Any]:

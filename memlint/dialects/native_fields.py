@@ -185,6 +185,9 @@ HARDWARE: dict[str, Field] = {
         "string", "[NODESx][COUNTx]GPU[:PARTITION], a cloud instance, or a size: 8xA100-80GB, 16GiB", nullable=True
     ),
     "reserve": Field("integer", "bytes of each GPU that other processes hold", minimum=0, maximum=10**15),
+    "host_memory": Field(
+        "integer", "bytes of a node's main memory; null: the target's", minimum=0, maximum=10**15, nullable=True
+    ),
 }
 SECTIONS: dict[str, dict[str, Field]] = {
     "training": TRAINING,

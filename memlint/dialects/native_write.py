@@ -62,15 +62,19 @@ def express_native(changes: Mapping[str, Any], document: Document) -> tuple[KeyE
     precision = {name: value for name, value in changes.items() if name.startswith("training.precision.")}
     if precision:
         edits.append(_precision(training.get("precision"), precision))
+    prefix = "training.checkpointing."
+    checkpointing = {name[len(prefix) :]: value for name, value in changes.items() if name.startswith(prefix)}
     for name, value in changes.items():
         if name.startswith("training.precision."):
+            continue
+        if name.startswith(prefix):
+            if name == prefix + next(iter(checkpointing)):
+                edits.append(_checkpointing(training.get("activation_checkpointing"), checkpointing))
             continue
         section, _, rest = name.partition(".")
         if section not in ("training", "parallelism", "hardware") or not rest:
             return None
-        if rest.startswith("checkpointing."):
-            edits.append(_checkpointing(training.get("activation_checkpointing"), rest.partition(".")[2], value))
-        elif rest in ("lora", "quantization") and value is None:
+        if rest in ("lora", "quantization") and value is None:
             edits.append(KeyEdit(path=(section, rest), delete=True))
         else:
             edits.append(KeyEdit(path=(section, *rest.split(".")), value=_plain(value)))
@@ -90,11 +94,12 @@ def _precision(current: Any, changes: Mapping[str, Any]) -> KeyEdit:
     return KeyEdit(path=("training", "precision"), value=_plain(values))
 
 
-def _checkpointing(current: Any, name: str, value: Any) -> KeyEdit:
-    if not isinstance(current, dict) and name == "mode":
-        return KeyEdit(path=("training", "activation_checkpointing"), value=value)
-    if isinstance(current, dict):
-        return KeyEdit(path=("training", "activation_checkpointing", name), value=_plain(value))
-    return KeyEdit(
-        path=("training", "activation_checkpointing"), value={"mode": current or "none", name: _plain(value)}
-    )
+def _checkpointing(current: Any, changes: Mapping[str, Any]) -> KeyEdit:
+    values = dict(current) if isinstance(current, dict) else {"mode": current or "none"}
+    values.update({name: _plain(value) for name, value in changes.items()})
+    if isinstance(current, dict) and len(changes) == 1:
+        (name,) = changes
+        return KeyEdit(path=("training", "activation_checkpointing", name), value=values[name])
+    if set(values) == {"mode"}:
+        return KeyEdit(path=("training", "activation_checkpointing"), value=values["mode"])
+    return KeyEdit(path=("training", "activation_checkpointing"), value=values)

@@ -87,7 +87,7 @@ class JobCheck:
     def run(self, index: int, report: FileReport) -> list[Finding]:
         """Predict job ``index``, fill in ``report``, and return what the rules say."""
         check = self._check
-        job, unresolved = self.resolve(index, self.with_gpus(self.reading.jobs[index]))
+        job, unresolved = self.resolve(index, self.completed(self.reading.jobs[index]))
         assumed = version_assumptions(job.versions, self._versions)
         if assumed:
             job = replace(job, assumptions=(*job.assumptions, *assumed))
@@ -169,7 +169,14 @@ class JobCheck:
             column=pragma.column,
         )
 
-    def with_gpus(self, job: TrainingJob) -> TrainingJob:
+    def completed(self, job: TrainingJob) -> TrainingJob:
+        """The job with what its file's comments and the settings say and the config itself does not."""
+        memory = self._check.settings.host_memory
+        if memory is not None and job.hardware.host_memory is None:
+            job = replace_fields(job, {"hardware.host_memory": memory})
+        return self._with_gpus(job)
+
+    def _with_gpus(self, job: TrainingJob) -> TrainingJob:
         """The world size of ``# memlint: gpus=N``, where the config itself states none."""
         pragma = self._gpus_pragma
         if pragma is None or job.parallelism.gpus is not None:
@@ -203,7 +210,7 @@ class JobCheck:
                 index=index,
                 companions=self.companions_with,
                 estimate=lambda changed: predict(changed, target)[0],
-                finish=self.with_gpus,
+                finish=self.completed,
             )
 
         return _Lazy(make)

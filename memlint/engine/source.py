@@ -71,7 +71,7 @@ def open_source(
     if index >= len(reading.jobs):
         count = len(reading.jobs)
         raise UserError(f"{source} has {count} job{'' if count == 1 else 's'}, and no job {index + 1}")
-    job = jobs.check.with_gpus(reading.jobs[index])
+    job = jobs.check.completed(reading.jobs[index])
     if sets:
         from memlint.dialects.native import apply_sets
 

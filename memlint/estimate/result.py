@@ -44,6 +44,20 @@ class Overhead:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluation:
+    """Predicted memory of one GPU in an evaluation between training steps. All sizes in bytes."""
+
+    rows: int
+    """Rows of one evaluation forward."""
+    allocated_bytes: int
+    device_bytes: int
+    low_bytes: int
+    high_bytes: int
+    components: Mapping[str, int]
+    """Sum to ``allocated_bytes``."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
     """Predicted memory of one GPU in one steady step (second or later). All sizes in bytes."""
 
@@ -67,3 +81,10 @@ class Estimate:
     host_bytes: int = 0
     assumptions: tuple[str, ...] = ()
     first_step: Mapping[str, int] = field(default_factory=dict)
+    evaluation: Evaluation | None = None
+    """Of the run's evaluation, where somebody asked for it (engine/whole_run.py) and it may need more than the step."""
+
+    @property
+    def highest_bytes(self) -> int:
+        """The expected device bytes of the step or of the evaluation, whichever is more."""
+        return max(self.device_bytes, self.evaluation.device_bytes if self.evaluation is not None else 0)

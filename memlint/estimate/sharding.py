@@ -148,6 +148,21 @@ class Sharding:
             return sum([s.count * rounded(self.part(s.numel) * DTYPE_BYTES[s.grad_dtype]) for s in slots])
         return sum([s.count * s.grad_bytes for s in slots])
 
+    def host_bytes(self, records: list[Record], slots: list[Slot]) -> int:
+        """Host memory of one GPU's process beside the optimizer states: offloaded gradients and weights.
+
+        DeepSpeed steps on the CPU with fp32 gradients (stage_1_and_2.py: `single_partition_of_fp32_groups[i].grad` on
+        the offload device), which makes the 16 bytes a parameter of its own `estimate_zero2_model_states_mem_needs`.
+        """
+        total = 0
+        if self.host_states:
+            size = DTYPE_BYTES["fp32"] if self.deepspeed else 0
+            total += sum([s.count * self.part(s.numel) * (size or DTYPE_BYTES[s.grad_dtype]) for s in slots])
+        if self.gathers and self.offload in ("parameters", "all"):
+            kept = [r for r in records if not (self.kind == "fetched" and r.trainable)]
+            total += sum([r.count * -(-sum(r.blocks) // self.world) for r in kept])
+        return total
+
     def static_communication(self, slots: list[Slot]) -> int:
         """Buffers that live through the whole step."""
         trainable = sum(s.numel * s.count for s in slots)

@@ -95,6 +95,7 @@ def run_step(
         host = states
     if sharding.host_states:
         states = 0
+    host += sharding.host_bytes(build.records, trained)
     pool.add(states, OPTIMIZER)
     pool.add(sharding.static_communication(trained), COMMUNICATION)
     gradients = sharding.gradient_bytes(trained)

@@ -157,7 +157,15 @@ def _instance(text: str, instance: Instance, counts: _Counts, partition: str) ->
     nodes = counts[1]
     target = _target(text, gpu_named(instance.gpu), (nodes, instance.gpus), partition)
     spec = (f"{nodes}x" if nodes > 1 else "") + instance.name + (f":{partition}" if partition else "")
-    return _with(target, spec=spec, source=f"{instance.gpus}x {instance.gpu}: {instance.source}; {target.source}")
+    from memlint.hardware.host_memory import host_bytes_of  # most targets are no instance
+    from memlint.records import replace
+
+    return replace(
+        target,
+        spec=spec,
+        source=f"{instance.gpus}x {instance.gpu}: {instance.source}; {target.source}",
+        host_bytes=host_bytes_of(instance.name),
+    )
 
 
 def _target(text: str, found: Gpu | Assumed, counts: _Counts, partition: str) -> Target:
@@ -230,9 +238,3 @@ def _near(head: str) -> str:
         if canonical[match] not in names:
             names.append(canonical[match])
     return f": did you mean {_choices(names[:3])}?" if names else ""
-
-
-def _with(target: Target, **changes: str) -> Target:
-    from memlint.records import replace
-
-    return replace(target, **changes)  # type: ignore[arg-type]  # the changed fields are str

@@ -28,3 +28,5 @@ class Target:
     """Where the memory figure was read."""
     assumption: str | None = None
     """What was taken for granted because the declared name fits several GPUs; a sentence for the user."""
+    host_bytes: int | None = None
+    """Main memory of one node; None where the declaration does not name a machine."""

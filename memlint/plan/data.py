@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from memlint.estimate.result import COMPONENTS, Estimate
+from memlint.estimate.result import COMPONENTS, Estimate, Evaluation
 from memlint.findings import KeyEdit
 from memlint.plan.result import HardwareNeed, Limits, Plan, PlanReport, Step
 
@@ -48,6 +48,21 @@ def peak(estimate: Estimate) -> dict[str, Any]:
         "phase": estimate.phase,
         "components": {name: estimate.components.get(name, 0) for name in COMPONENTS},
         "host_bytes": estimate.host_bytes,
+        "evaluation": evaluation_object(estimate.evaluation),
+    }
+
+
+def evaluation_object(evaluation: Evaluation | None) -> dict[str, Any] | None:
+    """Return a predicted evaluation; None where the run has none, or none that may need more than the step."""
+    if evaluation is None:
+        return None
+    return {
+        "micro_batch_size": evaluation.rows,
+        "device_bytes": evaluation.device_bytes,
+        "low_bytes": evaluation.low_bytes,
+        "high_bytes": evaluation.high_bytes,
+        "allocated_bytes": evaluation.allocated_bytes,
+        "components": {name: evaluation.components.get(name, 0) for name in COMPONENTS},
     }
 
 

@@ -49,15 +49,17 @@ class Evaluator:
         try_changes: Callable[[Mapping[str, Any]], Trial | None],
         writable: Callable[[Mapping[str, Any]], bool],
         base: Mapping[str, Any] | None = None,
+        allowed: Callable[[Estimate], bool] = lambda estimate: True,
     ) -> None:
         """``try_changes`` recomputes the job with native fields changed, ``writable`` says whether the dialect can
-        write them; ``job`` has ``base`` applied.
+        write them; ``job`` has ``base`` applied. ``allowed``: whether the host can hold what is moved to it.
         """
         self._job = job
         self._dialect = dialect
         self._try = try_changes
         self._writable = writable
         self._base = dict(base or {})
+        self._allowed = allowed
         self._known: dict[Choice, Outcome | None] = {}
         self.dimensions = self._written(dimensions)
         self.nothing: Choice = (0,) * len(self.dimensions)
@@ -110,6 +112,6 @@ class Evaluator:
         if contradiction(changes, self._job, self._dialect) is not None:
             return None
         trial = self._try(changes)
-        if trial is None or (changes and trial.text is None):
+        if trial is None or (changes and trial.text is None) or not self._allowed(trial.estimate):
             return None
         return Outcome(remedies=remedies, changes=changes, trial=trial)

@@ -48,6 +48,30 @@ def micro_batches(job: TrainingJob, *, faster: bool = False) -> tuple[Remedy, ..
     return tuple(found)
 
 
+def evaluation_batches(job: TrainingJob) -> tuple[Remedy, ...]:
+    """Half the rows of an evaluation forward, and half again, down to one."""
+    rows = job.training.eval_micro_batch_size
+    sizes = []
+    while rows is not None and rows > 1:
+        rows //= 2
+        sizes.append(rows)
+    return tuple(
+        Remedy(
+            name=f"evaluation-batch-{size}",
+            dimension="evaluation",
+            words="a smaller evaluation batch",
+            changes={"training.eval_micro_batch_size": size},
+            cost=Cost(
+                sentence="free for training; an evaluation takes more forwards",
+                source="transformers 5.24 trainer.py evaluation_loop: no gradients, so rows change no weight",
+            ),
+            rank={"free": number},
+            safe=True,
+        )
+        for number, size in enumerate(sizes, 1)
+    )
+
+
 BUCKET_ELEMENTS = 50_000_000
 """A tenth of DeepSpeed's default of 5e8 (runtime/zero/config.py, 0.19): 100 MB in half precision."""
 
@@ -131,6 +155,60 @@ def sharding(job: TrainingJob, gpus: int) -> tuple[Remedy, ...]:
             )
         )
     return tuple(found)
+
+
+_TENSOR_SIZES = (2, 4, 8)
+"""Within one node, where NVLink joins the GPUs: tensor parallelism communicates twice in every layer."""
+
+
+def tensor_parallel(job: TrainingJob, gpus: int, gpus_of_node: int) -> tuple[Remedy, ...]:
+    """Divide every layer's matrices and activations over GPUs of one node, as far as the heads divide."""
+    parallelism, architecture = job.parallelism, job.architecture
+    if architecture is None or parallelism.tensor > 1 or parallelism.pipeline > 1 or parallelism.context > 1:
+        return ()
+    if job.training.method != "full" or job.training.quantization is not None or architecture.quantization:
+        return ()  # adapters and packed weights are no tensors that transformers' tp_plan divides
+    heads = architecture.get("num_attention_heads", 0)
+    groups = architecture.get("num_key_value_heads") or heads
+    found = []
+    for number, size in enumerate(_TENSOR_SIZES, 1):
+        if size > gpus_of_node or gpus % size or not heads or heads % size or groups % size:
+            continue
+        found.append(
+            Remedy(
+                name=f"tensor-parallel-{size}",
+                dimension="tensor",
+                words=f"tensor parallelism over {size} GPUs",
+                changes={"parallelism.tensor": size},
+                cost=Cost(
+                    complexity="launcher",
+                    sentence="two all-reduces in each layer's forward and two in its backward; fewer replicas",
+                    source="Shoeybi et al. 2019, arXiv:1909.08053; transformers 5.24 integrations/tensor_parallel.py",
+                ),
+                rank={"model-parallel": number},
+            )
+        )
+    return tuple(found)
+
+
+def packed(job: TrainingJob) -> tuple[Remedy, ...]:
+    """Full rows instead of padded ones: it changes which tokens a batch holds, so no plan contains it."""
+    training = job.training
+    if training.packing or not training.padding or training.objective != "causal-lm":
+        return ()
+    return (
+        Remedy(
+            name="packing",
+            dimension="data",
+            words="packing instead of padding",
+            changes={"training.packing": True},
+            cost=Cost(
+                convergence="small",
+                sentence="no padding mask, and fewer steps an epoch; samples share rows",
+                source="Krell et al. 2021, arXiv:2107.02027; torch 2.13 sdp_utils.cpp: flash takes no mask",
+            ),
+        ),
+    )
 
 
 def sequence(length: int) -> Remedy:

@@ -8,10 +8,11 @@ from memlint.records import dataclass, field
 
 Changes = Mapping[str, Any]
 
-CATEGORIES = ("free", "kernel", "compute", "optimizer", "batch", "sharding", "offload")
+CATEGORIES = ("free", "kernel", "compute", "optimizer", "batch", "sharding", "offload", "model-parallel")
 """What a remedy is paid with, cheapest first: nothing; another kernel or package; compute; a risk for convergence;
-utilisation of the GPU; communication; the host's memory and the way there. This is the handbook's order of preference:
-mixed precision, fused kernels, checkpointing, optimizer, micro batch, sharding, offload."""
+utilisation of the GPU; communication; the host's memory and the way there; communication inside every layer. This is
+the handbook's order of preference: mixed precision, fused kernels, checkpointing, optimizer, micro batch, sharding,
+offload, and tensor parallelism for what none of these divides."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

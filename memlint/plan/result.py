@@ -23,6 +23,8 @@ class Step:
     """Predicted with this step and all before it; None where these alone cannot be written."""
     saves_bytes: int | None
     """Against the step before."""
+    evaluation_bytes: int | None = None
+    """Of an evaluation, where this step changes it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

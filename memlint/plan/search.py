@@ -168,4 +168,4 @@ def _apart(evaluator: Evaluator) -> list[tuple[int, int]]:
 
 
 def _peak(outcome: Outcome) -> int:
-    return outcome.estimate.device_bytes
+    return outcome.estimate.highest_bytes

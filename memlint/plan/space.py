@@ -21,8 +21,10 @@ DIMENSIONS = (
     "optimizer",
     "step-in-backward",
     "batch",
+    "evaluation",
     "buckets",
     "sharding",
+    "tensor",
 )
 """In the order in which an expert tries them, which is also the order of a plan's steps."""
 
@@ -46,6 +48,11 @@ class Setting:
     """GPUs of the run."""
     parameters: int
     """Elements of the model, for FLOPs; 0 where unknown."""
+    gpus_of_node: int = 1
+    evaluation: bool = False
+    """The run's evaluation does not surely fit beside its weights and states."""
+    wide: bool = False
+    """Offer tensor parallelism too: nothing else divides enough."""
     faster: bool = False
     """Offer changes that spend memory on speed too: no checkpointing, a larger micro batch."""
 
@@ -61,8 +68,12 @@ def remedy_space(setting: Setting) -> tuple[Dimension, ...]:
         "optimizer": options.optimizers(setting.job),
         "step-in-backward": options.step_in_backward(setting.job),
         "batch": options_scale.micro_batches(setting.job, faster=setting.faster),
+        "evaluation": options_scale.evaluation_batches(setting.job) if setting.evaluation else (),
         "buckets": options_scale.buckets(setting.job),
         "sharding": options_scale.sharding(setting.job, setting.gpus),
+        "tensor": (
+            options_scale.tensor_parallel(setting.job, setting.gpus, setting.gpus_of_node) if setting.wide else ()
+        ),
     }
     versions = setting.job.versions
     able = {name: tuple(one for one in made[name] if has_versions(one, versions)) for name in DIMENSIONS}

@@ -12,6 +12,7 @@ from memlint.units import gib
 
 if TYPE_CHECKING:
     from memlint.engine.source import Source
+    from memlint.estimate.result import Estimate
 
 _VERDICTS = {"fits": ("good", "fits"), "tight": ("warning", "tight"), "oom": ("error", "out of memory")}
 
@@ -28,10 +29,14 @@ def _lines(report: PlanReport, source: Source, usable: int | None, style: Style)
     if usable is not None and source.target is not None:
         count = f"{source.target.gpus} x " if source.target.gpus > 1 else ""
         where = f" of {gib(usable)} GiB usable on {count}{source.target.name}: {_verdict(report.verdict, style)}"
+        evaluation = before.evaluation
+        if report.verdict != "fits" and evaluation is not None and evaluation.low_bytes > before.high_bytes:
+            where += " in an evaluation"
     name = style("bold", printable(source.document.path))
     interval = f"{gib(before.low_bytes)}-{gib(before.high_bytes)}"
     yield f"{name} ({source.dialect_name}): predicted peak {gib(before.device_bytes)} GiB ({interval}){where}"
     yield f"  now    {bar(before, scale, usable)} {gib(before.device_bytes)}"
+    yield from _evaluation(before)
     if report.limits is not None and report.verdict == "fits":
         yield f"         reaches {_limits(report.limits)}"
     if report.hardware is not None:
@@ -47,7 +52,7 @@ def _lines(report: PlanReport, source: Source, usable: int | None, style: Style)
         yield from _floor(report.floor, scale, usable, style)
     if report.offers:
         yield ""
-        yield "Another method (trains something else, so it is your choice):"
+        yield "Another method, or other rows (trains something else, so it is your choice):"
         for plan in report.offers:
             yield f"  - {plan.words}: {_predicted(plan, style)}"
             if plan.text:
@@ -77,12 +82,21 @@ def _plan(number: int, plan: Plan, scale: int, usable: int | None, style: Style)
     for place, step in enumerate(plan.steps, 1):
         size = f"{gib(step.device_bytes):>7} GiB" if step.device_bytes is not None else "           "
         how = printable(step.text) if step.text else step.remedy.words
+        if step.evaluation_bytes is not None:
+            how += f": an evaluation takes {gib(step.evaluation_bytes)} GiB"
         yield f"  {place:>2}  {size}  {how}"
         yield style("dim", f"                   {step.remedy.words}; {step.remedy.cost.sentence}")
     if plan.estimate.host_bytes:
         yield f"  needs {gib(plan.estimate.host_bytes)} GiB of host memory on each node"
     if plan.limits is not None:
         yield f"  reaches {_limits(plan.limits)}"
+
+
+def _evaluation(estimate: Estimate) -> Iterator[str]:
+    evaluation = estimate.evaluation
+    if evaluation is not None:
+        interval = f"{gib(evaluation.low_bytes)}-{gib(evaluation.high_bytes)}"
+        yield f"         an evaluation of {evaluation.rows} rows takes {gib(evaluation.device_bytes)} GiB ({interval})"
 
 
 def _limits(limits: Limits) -> str:

@@ -115,10 +115,13 @@ def fitting(context: Context) -> tuple[Help, ...]:
         for number, step in enumerate(plan.steps, 1):
             if step.device_bytes is None:
                 continue
+            reached = f"predicted {gib(step.device_bytes)} GiB"
+            if step.evaluation_bytes is not None:
+                reached = f"an evaluation takes {gib(step.evaluation_bytes)} GiB"
             lines.append(
                 Help(
                     text=f"step {number}: {step.text or step.remedy.words} ({step.remedy.words}: "
-                    f"{step.remedy.cost.sentence}), predicted {gib(step.device_bytes)} GiB",
+                    f"{step.remedy.cost.sentence}), {reached}",
                     saves_bytes=context.estimate.device_bytes - step.device_bytes,
                 )
             )
@@ -163,8 +166,13 @@ def _help(context: Context, plan: Plan, what: str) -> Help:
     )
 
 
+_KINDS = {"method": "another method", "sequence": "shorter rows", "data": "full rows"}
+
+
 def _others(context: Context) -> tuple[Help, ...]:
-    """LoRA and QLoRA where they fit: another method is the user's choice, so these carry no fix."""
+    """LoRA, QLoRA, shorter or packed rows where they fit: what trains something else is the user's choice, so these carry
+    no fix.
+    """
     planner = context.memo.get("planner")
     if planner is None:
         return ()
@@ -173,7 +181,8 @@ def _others(context: Context) -> tuple[Help, ...]:
         if offer.verdict == "fits" and offer.text:
             from memlint.records import replace
 
-            lines.append(replace(_help(context, offer, f"another method: {offer.text} "), fix=None))
+            kind = _KINDS[offer.steps[0].remedy.dimension]
+            lines.append(replace(_help(context, offer, f"{kind}: {offer.text} "), fix=None))
     return tuple(lines)
 
 

@@ -52,6 +52,8 @@ class Settings:
     """Training section (native form) for a bare HF config.json; None: such files are validated, not estimated."""
     versions: Mapping[str, str] = field(default_factory=dict)
     """Library -> release that runs, where the project's requirements do not say: ``{transformers = "4.57"}``."""
+    host_memory: int | None = None
+    """Bytes of main memory of one node, for what is offloaded to it; None: as the target says, else unknown."""
     search_root: str | None = None
     """Absolute working directory of the framework; None: the nearest repository root."""
     offline: bool = False

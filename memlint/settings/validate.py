@@ -24,6 +24,7 @@ KEYS = (
     "jobs",
     "training",
     "versions",
+    "host-memory",
     "search-root",
     "offline",
     "baseline",
@@ -93,6 +94,14 @@ class _Reader:
             self.fail(key, f"`{key}` is the share of usable memory kept free: a number from 0 up to, not including, 1")
         return float(value)
 
+    def size(self, key: str, value: Any) -> int:
+        from memlint.units import parse_bytes
+
+        found = parse_bytes(value) if isinstance(value, str) else None
+        if not found:
+            self.fail(key, f"`{key}` is a size of memory, such as `256GiB`")
+        return found
+
     def severity(self, key: str, value: Any) -> Severity:
         if not isinstance(value, str) or value.upper() not in Severity.__members__:
             self.fail(key, f"`{key}` must be one of error, warning, info")
@@ -127,6 +136,7 @@ def build_settings(table: dict[str, Any], *, path: str, content: bytes, prefix: 
         "exclude": reader.strings,
         "fail-on": reader.severity,
         "margin": reader.margin,
+        "host-memory": reader.size,
         "search-root": reader.path_under_root,
         "offline": reader.boolean,
         "baseline": reader.path_under_root,

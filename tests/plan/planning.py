@@ -87,7 +87,7 @@ def overloaded(seed, folder):
 
 def exhaustive(asked):
     """The cheapest price that fits (else is tight) over every combination, none pruned; None where there is none."""
-    evaluate = Planner(asked)._search()._evaluate
+    evaluate = Planner(asked)._search(wide=True)._evaluate
     outcomes = [
         outcome
         for choice in itertools.product(*[range(len(one.remedies) + 1) for one in evaluate.dimensions])
@@ -102,7 +102,7 @@ def exhaustive(asked):
 
 def combinations(asked):
     """How many combinations the remedies of a question have."""
-    evaluate = Planner(asked)._search()._evaluate
+    evaluate = Planner(asked)._search(wide=True)._evaluate
     count = 1
     for dimension in evaluate.dimensions:
         count *= len(dimension.remedies) + 1

@@ -51,7 +51,8 @@ def evaluator(dimensions, savings, calls=None):
         if calls is not None:
             calls.append(changes)
         size = 200 - sum(savings[item] for item in changes.items())
-        return SimpleNamespace(estimate=SimpleNamespace(device_bytes=size), text="text", edits=(), job=None)
+        estimate = SimpleNamespace(device_bytes=size, highest_bytes=size)
+        return SimpleNamespace(estimate=estimate, text="text", edits=(), job=None)
 
     return Evaluator(
         dimensions=dimensions,

@@ -34,7 +34,7 @@ def cast_weight(f: Tape, weight: Tensor | None) -> Tensor | None:
     if cached is not None:
         return cached
     copied = cast(f, weight, dtype)
-    if isinstance(weight.node, Leaf) and f.grad_enabled:
+    if isinstance(weight.node, Leaf):
         f.cast_cache[id(weight)] = copied
     return copied
 

@@ -1,0 +1,172 @@
+"""The highest point of an evaluation between two training steps: a forward and its loss, with nothing saved.
+
+transformers 5.24 trainer.py: `_maybe_log_save_evaluate` comes after `model.zero_grad()`, so weights and optimizer
+states are alive and gradients are not; `prediction_step` runs the model and its loss under no_grad on
+`per_device_eval_batch_size` rows; `evaluate` drops the logits of each batch where the run has no `compute_metrics`
+(axolotl's, LLaMA-Factory's and TRL's own runs). What a script's metrics keep beyond that is not in its config.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from memlint.estimate.build import Build
+from memlint.estimate.engine.pool import COMMUNICATION, DECOMPOSED
+from memlint.estimate.engine.tape import Tape
+from memlint.estimate.env import Env
+from memlint.estimate.errors import Unsupported
+from memlint.estimate.families import registry
+from memlint.estimate.overhead import device_interval
+from memlint.estimate.parallel import one_gpu
+from memlint.estimate.records import slots_of
+from memlint.estimate.result import COMPONENTS, Evaluation
+from memlint.estimate.simulate import world_size
+from memlint.estimate.versions import before
+from memlint.job import Checkpointing, TrainingJob, replace_fields
+from memlint.records import dataclass, replace
+
+if TYPE_CHECKING:
+    from memlint.estimate.result import Estimate
+    from memlint.hardware.target import Target
+
+GENERATES = ("grpo",)
+"""Objectives whose evaluation generates text: memory that is not modelled."""
+
+
+def evaluates(job: TrainingJob) -> bool:
+    """Whether the run evaluates, in a way that is modelled."""
+    return job.training.eval_micro_batch_size is not None and job.training.objective not in GENERATES
+
+
+def below_the_step(job: TrainingJob) -> bool:
+    """Whether the evaluation surely takes less than the step, so that nothing need be computed.
+
+    The forward of a training step over as many rows and with the same loss holds all that the evaluation holds.
+    """
+    rows = job.training.eval_micro_batch_size
+    return rows is None or (rows <= job.training.micro_batch_size and loss_of(job) == job.training.loss)
+
+
+def loss_of(job: TrainingJob) -> str:
+    """The loss as the evaluation computes it: Liger's fused loss stands aside in eval mode and all logits are made.
+
+    liger-kernel 0.8 transformers/model/llama.py: `skip_logits = self.training and ...`; axolotl 0.18
+    integrations/liger/models/base.py alike. TRL passes `skip_logits` itself since its issue 4679 (sft_trainer.py, 1.9);
+    cut cross entropy stays on (axolotl's other fused loss). A native job's `fused` never makes them.
+    """
+    training = job.training
+    framework = job.framework.partition(" ")[0].lower()
+    stands_aside = framework in ("hf-trainer", "llama-factory") or (framework == "trl" and before(job, "trl", 0, 26))
+    if framework == "axolotl":
+        origin = job.origins.get("training.loss")
+        stands_aside = origin is not None and "liger" in str(origin.key[-1:])
+    whole = stands_aside and training.loss == "fused" and training.objective == "causal-lm"
+    return "standard" if whole else training.loss
+
+
+@dataclass(frozen=True, slots=True)
+class _Forward:
+    """What an evaluation adds to the weights and states that are there."""
+
+    bytes: int
+    fixed_bytes: int
+    """Part of it that lives through the whole evaluation (communication buffers)."""
+    components: tuple[tuple[str, int], ...]
+
+
+def evaluation_of(
+    job: TrainingJob, estimate: Estimate, target: Target | None = None, memo: dict[Any, Any] | None = None
+) -> Evaluation | None:
+    """Predict the evaluation of a job whose training step is ``estimate``; None where there is none to predict.
+
+    ``memo`` keeps the forward pass of jobs that differ only in what an evaluation does not see (optimizer,
+    checkpointing, micro batch).
+    """
+    rows = job.training.eval_micro_batch_size
+    if rows is None or not evaluates(job) or estimate.method != "simulated":
+        return None
+    key = _key(job, target)
+    if memo is None or key not in memo:
+        forward = _forward(job, target, rows)
+        if memo is not None:
+            memo[key] = forward
+    else:
+        forward = memo[key]
+    if forward is None:
+        return None
+    static = estimate.static
+    settled = static["parameters"] + static["optimizer_states"]
+    buckets = 0
+    if job.parallelism.strategy == "ddp" and job.parallelism.gradient_as_bucket_view:
+        buckets = static["gradients"]  # views of DDP's buckets, which stay
+    components = dict(forward.components)
+    components["parameters"] += static["parameters"]
+    components["optimizer_states"] += static["optimizer_states"]
+    components["gradients"] += buckets
+    peak = settled + buckets + forward.bytes
+    interval = device_interval(
+        job,
+        target,
+        world=world_size(job, target) * job.parallelism.tensor * job.parallelism.pipeline,
+        allocated=peak,
+        allocated_low=peak,
+        allocated_high=peak,
+        churn=max(0, forward.bytes - forward.fixed_bytes),
+    )
+    return Evaluation(
+        rows=rows,
+        allocated_bytes=peak,
+        device_bytes=interval.device,
+        low_bytes=interval.low,
+        high_bytes=interval.high,
+        components=components,
+    )
+
+
+def _key(job: TrainingJob, target: Target | None) -> Any:
+    """What decides the forward pass."""
+    seen = replace(
+        job.training,
+        micro_batch_size=1,
+        gradient_accumulation_steps=1,
+        optimizer="",
+        optimizer_in_backward=False,
+        max_grad_norm=None,
+        checkpointing=Checkpointing(),
+        loss=loss_of(job),
+    )
+    return seen, job.parallelism, target.gpus if target is not None else 1
+
+
+def _forward(job: TrainingJob, target: Target | None, rows: int) -> _Forward | None:
+    world = world_size(job, target)
+    changes = {
+        "training.micro_batch_size": rows,
+        "training.loss": loss_of(job),
+        "training.checkpointing": Checkpointing(),
+    }
+    changed, _ = one_gpu(replace_fields(job, changes))
+    tape = Tape()
+    tape.grad_enabled = False
+    pool = tape.pool
+    build = Build(changed, world)
+    capability = target.compute_capability if target is not None else None
+    try:
+        model = registry.build_model(changed, build, Env.of(changed, capability))
+    except Unsupported:
+        return None
+    sharding = build.sharding
+    trained = slots_of(build.records)
+    fixed = sharding.static_communication(trained)
+    pool.add(fixed, COMMUNICATION)
+    batch = model.batch(tape)
+    pool.begin()
+    tape.autocast = changed.training.precision.autocast if sharding.kind != "fsdp" else None
+    sharding.begin(tape, build.root)
+    output = model.forward(tape, batch)
+    loss = model.loss(tape, output, batch)
+    del output, loss
+    peak = pool.peak
+    components = dict(zip(COMPONENTS, pool.peak_components))
+    components["temporaries"] += pool.peak_components[DECOMPOSED]
+    return _Forward(peak, fixed, tuple(components.items()))
