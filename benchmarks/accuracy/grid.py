@@ -40,6 +40,7 @@ _GPT = {"hidden_size": 512, "num_hidden_layers": 5, "num_attention_heads": 8, "v
 TYPES: dict[str, dict[str, Any]] = {
     **dict.fromkeys(_LLAMAS, TINY),
     "mistral": {**TINY, "sliding_window": None},
+    "ministral3": {**TINY, "head_dim": 64},
     "gemma": {**TINY, "head_dim": 64},
     "gemma2": {**TINY, **_LOCAL},
     "gemma3_text": {**TINY, **_LOCAL},

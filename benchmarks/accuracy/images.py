@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import importlib
+import math
 import statistics
 import sys
 import warnings
@@ -53,7 +54,7 @@ class Numbers:
         return Numbers([a - b for a, b in zip(self.values, other.values)])
 
     def __floordiv__(self, number: int) -> Numbers:
-        return Numbers([value // number for value in self.values])
+        return Numbers([_divided(value, number) for value in self.values])
 
     def __len__(self) -> int:
         return len(self.values)
@@ -63,11 +64,15 @@ class Numbers:
 
     def prod(self, dim: int) -> Numbers:
         """Product of each row."""
-        return Numbers([a * b * c for a, b, c in self.values])
+        return Numbers([math.prod(value) for value in self.values])
 
     def tolist(self) -> list[Any]:
         """The values."""
         return list(self.values)
+
+
+def _divided(value: Any, number: int) -> Any:
+    return tuple(part // number for part in value) if isinstance(value, tuple) else value // number
 
 
 class Scatter(torch.autograd.Function):  # type: ignore[misc]  # torch leaves its base untyped
@@ -90,6 +95,13 @@ class Scatter(torch.autograd.Function):  # type: ignore[misc]  # torch leaves it
 
 def _scatter(self: torch.Tensor, mask: torch.Tensor, source: torch.Tensor) -> Any:
     return Scatter.apply(self, mask, source)
+
+
+_AS_TENSOR = torch.as_tensor
+
+
+def _as_tensor(value: Any, **options: Any) -> Any:
+    return value if isinstance(value, Numbers) else _AS_TENSOR(value, **options)
 
 
 def _ids(*shape: int) -> torch.Tensor:
@@ -139,6 +151,9 @@ def _given(kind: str) -> tuple[dict[str, Any], list[tuple[Any, str, Any]]]:
             (module, "get_anyres_image_grid_shape", lambda *args: (2, 2)),
             (module, "unpad_image", lambda image, size: image),
         ]
+    elif kind == "mistral3":
+        inputs["image_sizes"] = Numbers([(side, side)] * ROWS)
+        patches.append((torch, "as_tensor", _as_tensor))
     elif kind in ("idefics3", "smolvlm"):
         inputs = {"pixel_values": pixels.view(ROWS, 1, 3, side, side)}
         owner = module.Idefics3Model if kind == "idefics3" else module.SmolVLMModel

@@ -1,4 +1,4 @@
-"""Jobs of the traced runs in ``traces_{decoders,encoders,seq2seq}.jsonl``: heads, target lengths and padding included.
+"""Jobs of the runs in ``traces_{decoders,encoders,seq2seq,further,recent}.jsonl``: heads, target lengths, padding too.
 
 The lines are made like those of :mod:`tests.estimate.traced`; ``head`` is ``trace_model``'s. Whisper's were traced with
 mel features as input, which the tracer itself does not make.

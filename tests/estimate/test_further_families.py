@@ -9,7 +9,7 @@ import pytest
 from tests.estimate.family_points import names_of, phases_of, simulated, title
 from tests.estimate.traced import peak, points
 
-POINTS = points("traces_further.jsonl")
+POINTS = [*points("traces_further.jsonl"), *points("traces_recent.jsonl")]
 
 
 def elements(run: dict[str, Any]) -> int:

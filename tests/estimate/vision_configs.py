@@ -134,6 +134,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
         {"model_type": "qwen2"},
         {"model_type": "internvl_vision", "image_size": [224, 224], "patch_size": [14, 14], "attention_bias": True},
     ),
+    "mistral3": _joined("mistral3", {"model_type": "ministral3", "head_dim": 64}, {"model_type": "pixtral"}),
     "mllama": {
         "model_type": "mllama",
         "tie_word_embeddings": False,
@@ -185,6 +186,7 @@ PEAKS: dict[str, dict[str, int]] = {
     "idefics3": {"bf16": 305413632, "autocast": 445266944, "checkpointing": 171409920, "lora": 386280960},
     "smolvlm": {"bf16": 308559360, "autocast": 454704128, "checkpointing": 174555648, "lora": 389617152},
     "internvl": {"bf16": 309487104, "autocast": 450436096, "checkpointing": 172217856, "lora": 387495424},
+    "mistral3": {"bf16": 329801728, "autocast": 480635904, "checkpointing": 176943104, "lora": 410361856},
     "mllama": {"bf16": 334572544, "autocast": 486425600, "checkpointing": 191551488, "lora": 403301376},
 }
 """Peak bytes of the second step of transformers 5.24's own code on fake CUDA tensors (memlint.measure.trace, torch

@@ -14,7 +14,7 @@ from memlint.estimate.families.mlp import Mlp
 from memlint.estimate.families.norms import Norm
 from memlint.estimate.families.rotary import partial_rotary, rotary_tables, rotate_both
 from memlint.estimate.families.shapes import Shape, flag, shape_of
-from memlint.estimate.ops.basic import add, cat, dropout, scale, slice_of
+from memlint.estimate.ops.basic import add, cat, dropout, mul, scale, slice_of
 from memlint.estimate.stack import Stack
 from memlint.models.architecture import Architecture
 
@@ -76,6 +76,9 @@ class Attention:
         rope = env.state.get(f"rope:{kind}") or env.state["rope"]
         if kind != "nope":
             q, k = rotate_both(f, q, k, rope, self.shape)
+        if self.shape.query_scale:
+            # get_llama_4_attn_scale: one number for each position.
+            q = mul(f, q, f.new((1, 1, q.shape[2], 1), q.dtype))
         if self.shape.norm_after_rope:
             q = self.q_norm(f, env, q)
             k = self.k_norm(f, env, k)

@@ -51,6 +51,8 @@ class Shape:
     """qwen2_vl and later: each sequence has positions, and so rotary tables, of its own."""
     rope_only_local: bool = False
     """cohere2, exaone4: layers that see everything have no positions (exaone4: where there is a window at all)."""
+    query_scale: bool = False
+    """ministral3: queries are multiplied by a factor of their position after they are rotated."""
     norm_after_rope: bool = False
     """hunyuan: queries and keys are normed after they are rotated."""
     norm_names: tuple[str, ...] | None = None
@@ -68,6 +70,7 @@ SHAPES: dict[str, Shape] = {
     "llama": Shape(),
     "mistral": Shape(qkv_bias=False, o_bias=False, mlp_bias=False),
     "ministral": Shape(qkv_bias=False, o_bias=False, mlp_bias=False),
+    "ministral3": Shape(qkv_bias=False, o_bias=False, mlp_bias=False, query_scale=True),
     "qwen2": Shape(qkv_bias=True, o_bias=False, mlp_bias=False),
     "qwen3": Shape(qk_norm="head", mlp_bias=False),
     "gemma": Shape(norm="gemma", mlp_bias=False, embed_scale=True),

@@ -39,11 +39,12 @@ TOWERS: dict[str, tuple[str, str, str, str]] = {
     "idefics3": ("image_projectors", "Idefics3", "vision_model", "text_model"),
     "smolvlm": ("image_projectors", "Idefics3", "vision_model", "text_model"),
     "mllama": ("mllama_vision", "Tower", "vision_model", "language_model"),
+    "mistral3": ("pixtral", "Tower", "vision_tower", "language_model"),
     "internvl": ("image_projectors", "InternVl", "vision_tower", "language_model"),
 }
 """model_type -> module of this package and class of its tower; names of tower and language model under ``model``."""
 
-CACHED = tuple(kind for kind in TOWERS if kind not in ("idefics3", "smolvlm", "llava_next"))
+CACHED = tuple(kind for kind in TOWERS if kind not in ("idefics3", "smolvlm", "llava_next", "mistral3"))
 """Types whose language model makes a key-value cache in training too: trainers set ``use_cache`` of the outer config to
 False, but these read the inner one's, which is true unless a checkpoint says otherwise. Checkpointing turns it off. The
 others pass on the outer one's.

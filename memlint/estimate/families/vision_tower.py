@@ -156,7 +156,7 @@ class Tower:
         self.a, self.env = a, env
         kind = self.kind = KINDS[a.model_type]
         h = a.hidden_size
-        image, patch = _side(a.get("image_size")), _side(a.get("patch_size"))
+        image, patch = side_of(a.get("image_size")), side_of(a.get("patch_size"))
         self.image, self.patch, self.channels = image, patch, int(a.get("num_channels", 3))
         self.patches = (image // patch) ** 2
         at = f"{name}.embeddings"
@@ -251,6 +251,6 @@ class Unreached:
             node.saved = ()
 
 
-def _side(size: Any) -> int:
+def side_of(size: Any) -> int:
     """image_size and patch_size: a number, or height and width."""
     return int(size[0] if isinstance(size, (list, tuple)) else size)

@@ -94,6 +94,9 @@ def fused_attention(
     if mask is not None and mask.dtype == "bool":
         # convert_boolean_attn_mask (attention.cpp, torch 2.13): where(mask, 0, -inf) in q's dtype, made in every layer.
         mask = f.new(mask.shape, q.dtype)
+    if mask is not None and efficient and mask.shape[-1] % 16:
+        # pad_bias (attention.cpp, torch 2.13): the kernel reads rows of the mask in multiples of 16.
+        mask = f.new((*mask.shape[:-1], -(-mask.shape[-1] // 16) * 16), mask.dtype)
     saved = f.save(q, k, v, mask) if recorded else ()
     out = f.new((b, s, heads, v.shape[-1]), q.dtype)
     lse = f.new((b, heads, s), "fp32")
@@ -197,6 +200,8 @@ def sdpa(
     """
     b, heads, s, d = q.shape
     q, k, v = to_autocast(f, q), to_autocast(f, k), to_autocast(f, v)
+    if mask is not None:
+        mask = to_autocast(f, mask)
     if force is None and k.shape[1] != heads and not (mask is None and d == v.shape[-1] <= 256):
         k, v = repeat_kv(f, k, heads), repeat_kv(f, v, heads)
     grouped = k.shape[1] != heads

@@ -129,6 +129,13 @@ def pooled(f: Tape, x: Tensor, shape: Shape) -> Tensor:
     return f.record(out, _mean_rows_backward, (x,), saved, x.shape) if recorded else out
 
 
+def unfold(f: Tape, x: Tensor, shape: Shape) -> Tensor:
+    """``F.unfold`` of one image into squares that do not overlap: saves sizes; its backward is one new tensor."""
+    recorded = f.needs(x)
+    out = f.new(shape, x.dtype)
+    return f.record(out, _mean_rows_backward, (x,), (), x.shape) if recorded else out
+
+
 def _sum_backward(f: Tape, node: Node, grad: Tensor) -> tuple[Tensor]:
     # sum_backward: the gradient expanded, a view.
     return (Tensor(node.meta, grad.dtype, grad.storage),)
