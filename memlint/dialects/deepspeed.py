@@ -256,9 +256,19 @@ def _report_conflicts(draft: JobDraft, settings: DeepSpeedSettings, asked: Any, 
     steps = draft.get("training.gradient_accumulation_steps", 1)
     total = settings.train_batch_size
     if total and micro and steps:
-        if total % (micro * steps):
-            clash("train_batch_size", "train_batch_size", total, f"{micro} x {steps} x GPUs")
-        elif draft.get("parallelism.gpus") is None:
+        gpus = draft.get("parallelism.gpus")
+        alone = draft.get("parallelism.tensor", 1) == draft.get("parallelism.context", 1) == 1
+        if total % (micro * steps) or (gpus is not None and alone and total != micro * steps * gpus):
+            problems.append(
+                Problem(
+                    code="MEM603",
+                    key=settings.keys["train_batch_size"],
+                    message=f"`train_batch_size: {total}` is not micro batch {micro} x accumulation {steps} x "
+                    f"{gpus or 'any number of'} GPUs: use `auto`",
+                    file=settings.file,
+                )
+            )
+        elif gpus is None:
             draft.set(
                 "parallelism.gpus",
                 total // (micro * steps),

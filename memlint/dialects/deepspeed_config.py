@@ -245,11 +245,11 @@ def _zero(zero: Section, keep: Any) -> None:
 
 
 def batch_problem(settings: DeepSpeedSettings) -> Problem | None:
-    """Return MEM603-like trouble inside the file itself: a train batch that its own factors do not divide."""
+    """Return a train batch that its own factors do not divide."""
     micro, steps, total = settings.micro_batch_size, settings.gradient_accumulation_steps, settings.train_batch_size
     if micro and total and total % (micro * (steps or 1)):
         return Problem(
-            code="MEM003",
+            code="MEM603",
             key=settings.keys["train_batch_size"],
             message=f"`train_batch_size: {total}` is no multiple of micro batch {micro} x accumulation {steps or 1}",
             file=settings.file,

@@ -87,6 +87,10 @@ def _batch(run: Run) -> None:
     )
     total = cfg.integer("global_batch_size", minimum=1)
     gpus = run.context.gpus
+    if total is not None and total % micro:
+        run.cfg.problem(
+            "MEM603", "global_batch_size", f"`global_batch_size: {total}` is no multiple of micro batch {micro}"
+        )
     if total is not None:
         run.put("training.gradient_accumulation_steps", max(1, total // (micro * (gpus or 1))), "global_batch_size")
         if gpus is None:

@@ -93,7 +93,7 @@ def kept(
     if len(reading.jobs) != 1:
         return False
     before = dialect.read(document, NoCompanions(gpus))
-    refused = {(p.code, p.key) for p in reading.problems if p.code == "MEM003"}
+    refused = {(p.code, p.key) for p in reading.problems if p.code in ("MEM003", "MEM603")}
     if refused - {(p.code, p.key) for p in before.problems}:
         return False
     return all(_same(lookup(reading.jobs[0], name), value) for name, value in changes.items())

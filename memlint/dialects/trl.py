@@ -13,7 +13,7 @@ from memlint.dialects.hf_trainer_args import Arguments, Defaults, apply_sharding
 from memlint.dialects.hf_trainer_keys import MEMORY_ARGS
 from memlint.dialects.trl_keys import KNOWN, MEMORY_KEYS, SCRIPT_KEYS, STRONG, infer_trainer
 from memlint.dialects.trl_model import apply_model
-from memlint.dialects.trl_objective import apply_objective
+from memlint.dialects.trl_objective import apply_objective, check_generations
 from memlint.dialects.values import Section, near_misses, version_tuple
 from memlint.document.model import Document
 from memlint.findings import KeyEdit
@@ -75,6 +75,7 @@ class Trl:
         apply_objective(arguments, version_tuple(version), trainer, key)
         _join(draft, section, context, companions)
         _after_sharding(arguments)
+        check_generations(arguments)
         del draft.values["model"]
         return Reading(jobs=(draft.build(),), problems=tuple(problems), companions=tuple(companions))
 

@@ -6,8 +6,6 @@ Source: TRL 1.16.0 ``trainer/{sft,dpo,kto,grpo,rloo,reward}_{config,trainer}.py`
 
 from __future__ import annotations
 
-from typing import Any
-
 from memlint.dialects.hf_trainer_args import Arguments
 
 _OBJECTIVES = {
@@ -88,16 +86,6 @@ def _generation(arguments: Arguments, source: str, version: tuple[int, ...]) -> 
     draft.set("training.padding", True, default=f"default of {source}")
     count = section.integer("num_generations", minimum=1)
     arguments.choose("training.num_generations", "num_generations", count, 8, source)
-    micro = draft.get("training.micro_batch_size")
-    if count and micro and context_gpus(arguments) == 1:
-        steps = draft.get("training.gradient_accumulation_steps", 1)
-        if (micro * steps) % count:
-            section.problem(
-                "MEM007",
-                "num_generations",
-                f"`num_generations: {count}` does not divide the {micro * steps} completions of one step",
-                label="the trainer refuses to start",
-            )
     if section.flag("use_vllm"):
         mode = section.text("vllm_mode", ("colocate", "server"))
         colocate = (mode or ("colocate" if version >= (1, 0) else "server")) == "colocate"
@@ -106,10 +94,34 @@ def _generation(arguments: Arguments, source: str, version: tuple[int, ...]) -> 
             arguments.choose("training.vllm_memory_share", "vllm_gpu_memory_utilization", share, 0.3, source)
 
 
-def context_gpus(arguments: Arguments) -> int | None:
-    """World size where the file or the context states it."""
-    gpus: Any = arguments.draft.get("parallelism.gpus") or arguments.context.gpus
-    return gpus if isinstance(gpus, int) else None
+def check_generations(arguments: Arguments) -> None:
+    """Report generations that do not divide the completions of a step, where the number of GPUs is known.
+
+    trl 1.9 trainer/grpo_config.py: `generation_batch_size` must be divisible by `num_generations`.
+    """
+    section, draft = arguments.section, arguments.draft
+    count, micro = draft.get("training.num_generations"), draft.get("training.micro_batch_size")
+    stated = draft.get("parallelism.gpus")
+    served = section.flag("use_vllm") and section.raw("vllm_mode") != "colocate"
+    # A target of one GPU may only say which kind it is, and a server takes GPUs of its own from those of the target.
+    of_target = arguments.context.gpus if not served and (arguments.context.gpus or 1) > 1 else None
+    gpus = stated or of_target
+    if draft.get("training.objective") != "grpo" or not (count and micro and gpus):
+        return
+    if draft.get("parallelism.tensor", 1) > 1 or draft.get("parallelism.context", 1) > 1:
+        return
+    steps = section.integer("steps_per_generation", minimum=1) or draft.get("training.gradient_accumulation_steps", 1)
+    stated_batch = section.integer("generation_batch_size", minimum=1)
+    completions = stated_batch or micro * steps * gpus
+    factors = "" if stated_batch else f" ({micro} x {steps} on {gpus} GPU{'s' if gpus > 1 else ''})"
+    if completions % count:
+        key = section.has("num_generations", "per_device_train_batch_size") or "num_generations"
+        section.problem(
+            "MEM603",
+            key,
+            f"`num_generations: {count}` does not divide the {completions} completions of a step{factors}",
+            label="the trainer refuses to start",
+        )
 
 
 def _packing(arguments: Arguments, source: str) -> None:

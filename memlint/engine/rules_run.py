@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Iterable
 
 from memlint.engine.crash import RuleCrash, crash_text
 from memlint.findings import Finding
+from memlint.job import Parallelism
 from memlint.rules.registry import RULES, Entry
 
 if TYPE_CHECKING:
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
 
 _WASTE_SHARE = 4
 """A suggestion for a job that fits must save more than a quarter of the usable memory (CONTRACT.md, Rules)."""
+
+_NO_PARALLELISM = Parallelism()
 
 _OF_STATES = frozenset({"MEM203", "MEM401", "MEM501"})
 """Suggestions about weights, gradients and optimizer states; the others leave these as they are."""
@@ -47,6 +50,9 @@ def job_findings(context: Context, active: frozenset[str]) -> list[Finding]:
 def _may_speak(entry: Entry, context: Context) -> bool:
     """Cheap answers for the common good file, so that most rules need not even be imported."""
     code = entry.code
+    if code == "MEM502":
+        offload = context.job.parallelism.offload
+        return context.usable is not None and (context.verdict == "oom") == (offload == "none")
     if entry.kind == "suggestion":
         return code in context.named or _could_matter(code, context)
     if code == "MEM004":
@@ -59,6 +65,14 @@ def _may_speak(entry: Entry, context: Context) -> bool:
         return context.verdict == "oom"
     if code == "MEM102":
         return context.verdict == "tight"
+    if code == "MEM103":
+        return context.estimate is not None and context.estimate.host_bytes > 0 and context.host_limit is not None
+    if code == "MEM104":
+        # A step that does not fit is said first; its plan looks after the evaluation too.
+        rows = context.job.training.eval_micro_batch_size
+        return rows is not None and context.target is not None and context.verdict in ("fits", "tight")
+    if code == "MEM503":
+        return context.job.parallelism != _NO_PARALLELISM
     if code == "MEM202":
         target = context.target
         return target is not None and (target.bf16 is False or target.fp8 is False)

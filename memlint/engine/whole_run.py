@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from memlint.engine.predict import judge
+from memlint.hardware.target import host_memory
 from memlint.records import replace
 
 if TYPE_CHECKING:
@@ -18,13 +19,6 @@ if TYPE_CHECKING:
 Memo = dict[Any, Any]
 
 _WORST = ("fits", "tight", "oom")
-
-
-def host_limit(job: TrainingJob, target: Target | None) -> int | None:
-    """Return the main memory of one node: as declared for the job, else the target's; None where it is not known."""
-    if job.hardware.host_memory is not None:
-        return job.hardware.host_memory
-    return target.host_bytes if target is not None else None
 
 
 def with_evaluation(estimate: Estimate, job: TrainingJob, target: Target | None, memo: Memo | None = None) -> Estimate:
@@ -51,7 +45,7 @@ def judge_run(estimate: Estimate, job: TrainingJob, target: Target | None, margi
     if evaluation is not None:
         between = replace(estimate, low_bytes=evaluation.low_bytes, high_bytes=evaluation.high_bytes)
         found.append(judge(between, job, target, margin))
-    limit = host_limit(job, target)
+    limit = host_memory(job.hardware.host_memory, target)
     if limit is not None and estimate.host_bytes > limit:
         found.append("oom")
     return max(found, key=_WORST.index)

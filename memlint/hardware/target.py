@@ -30,3 +30,10 @@ class Target:
     """What was taken for granted because the declared name fits several GPUs; a sentence for the user."""
     host_bytes: int | None = None
     """Main memory of one node; None where the declaration does not name a machine."""
+
+
+def host_memory(declared: int | None, target: Target | None) -> int | None:
+    """Return a node's main memory in bytes: as declared for the job, else the target's; None where it is not known."""
+    if declared is not None:
+        return declared
+    return target.host_bytes if target is not None else None

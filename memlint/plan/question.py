@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Callable, Mapping
 
 from memlint.engine.predict import predict, usable_bytes
-from memlint.engine.whole_run import host_limit, judge_run, with_evaluation
+from memlint.engine.whole_run import judge_run, with_evaluation
+from memlint.hardware.target import host_memory
 from memlint.job import TrainingJob, replace_fields
 from memlint.plan.goal import Question
 from memlint.records import replace
@@ -51,7 +52,7 @@ def _question(
         usable=usable_bytes(job, target),
         margin=margin,
         gpus=job.parallelism.gpus or (target.gpus if target is not None else 1),
-        host_bytes=host_limit(job, target),
+        host_bytes=host_memory(job.hardware.host_memory, target),
         try_changes=_whole_run(try_changes, target),
         judge=lambda other: judge_run(other, job, target, margin),
         predict=_predict,

@@ -100,6 +100,13 @@ class Context:
         return self.job.parallelism.gpus or (self.target.gpus if self.target else 1)
 
     @property
+    def host_limit(self) -> int | None:
+        """Main memory of one node in bytes; None where it is not known."""
+        from memlint.hardware.target import host_memory
+
+        return host_memory(self.job.hardware.host_memory, self.target)
+
+    @property
     def assumed(self) -> tuple[str, ...]:
         """What was taken for granted, as notes under a verdict."""
         sentences = (*self.job.assumptions, *(self.estimate.assumptions if self.estimate is not None else ()))

@@ -57,6 +57,8 @@ RULES: tuple[Entry, ...] = (
     Entry("MEM008", "missing-file", _ERROR, "missing_file", "file"),
     Entry("MEM101", "out-of-memory", _ERROR, "out_of_memory", "job"),
     Entry("MEM102", "thin-headroom", _WARNING, "thin_headroom", "job"),
+    Entry("MEM103", "host-out-of-memory", _ERROR, "host_out_of_memory", "job"),
+    Entry("MEM104", "spike-outside-the-step", _WARNING, "spike_outside_the_step", "job"),
     Entry("MEM201", "full-precision", _WARNING, "full_precision", "suggestion"),
     Entry("MEM202", "precision-unsupported", _ERROR, "precision_unsupported", "job"),
     Entry("MEM203", "frozen-weights-in-fp32", _WARNING, "frozen_weights_in_fp32", "suggestion"),
@@ -65,8 +67,11 @@ RULES: tuple[Entry, ...] = (
     Entry("MEM303", "full-logits", _WARNING, "full_logits", "suggestion"),
     Entry("MEM401", "heavy-optimizer", _WARNING, "heavy_optimizer", "suggestion"),
     Entry("MEM501", "replicated-states", _WARNING, "replicated_states", "suggestion"),
+    Entry("MEM502", "offload-needed-or-wasted", _WARNING, "offload_needed_or_wasted", "suggestion"),
+    Entry("MEM503", "incompatible-sharding", _ERROR, "incompatible_sharding", "job"),
     Entry("MEM601", "micro-batch-too-large", _WARNING, "micro_batch_too_large", "suggestion"),
     Entry("MEM602", "sequence-beyond-model", _WARNING, "sequence_beyond_model", "job"),
+    Entry("MEM603", "batch-does-not-divide", _ERROR, "batch_does_not_divide", "file"),
     Entry("MEM901", "measured-differs", _ERROR, "measured_differs", "job"),
 )
 

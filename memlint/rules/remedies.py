@@ -170,8 +170,8 @@ _KINDS = {"method": "another method", "sequence": "shorter rows", "data": "full 
 
 
 def _others(context: Context) -> tuple[Help, ...]:
-    """LoRA, QLoRA, shorter or packed rows where they fit: what trains something else is the user's choice, so these carry
-    no fix.
+    """LoRA, QLoRA, shorter or packed rows where they fit; they train something else, which is the user's choice, so
+    these carry no fix.
     """
     planner = context.memo.get("planner")
     if planner is None:

@@ -45,7 +45,7 @@ def test_states_count_and_the_micro_batch_does_not() -> None:
 
 
 def test_logits_of_all_rows_are_made_at_once() -> None:
-    """fp32 autocast logits: half ones, their fp32 copy, and the log-probabilities (ForCausalLMLoss without gradients)."""
+    """Half logits, their fp32 copy, half log-probabilities and theirs: ForCausalLMLoss under autocast."""
     few, many = evaluated({ROWS: 2}, vocab_size=64000), evaluated({ROWS: 4}, vocab_size=64000)
     per_row = (many.allocated_bytes - few.allocated_bytes) / 2
     assert per_row == pytest.approx(256 * 64000 * (2 + 2 + 4 + 4), rel=0.2)

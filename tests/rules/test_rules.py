@@ -26,6 +26,8 @@ CODES = (
     "MEM008 missing-file error",
     "MEM101 out-of-memory error",
     "MEM102 thin-headroom warning",
+    "MEM103 host-out-of-memory error",
+    "MEM104 spike-outside-the-step warning",
     "MEM201 full-precision warning",
     "MEM202 precision-unsupported error",
     "MEM203 frozen-weights-in-fp32 warning",
@@ -34,8 +36,11 @@ CODES = (
     "MEM303 full-logits warning",
     "MEM401 heavy-optimizer warning",
     "MEM501 replicated-states warning",
+    "MEM502 offload-needed-or-wasted warning",
+    "MEM503 incompatible-sharding error",
     "MEM601 micro-batch-too-large warning",
     "MEM602 sequence-beyond-model warning",
+    "MEM603 batch-does-not-divide error",
     "MEM901 measured-differs error",
 )
 """The contract's table: codes and names are never reused or renamed."""
@@ -107,8 +112,8 @@ def test_selectors():
     assert codes_of("") == codes_of("X") == codes_of("MEM8") == ()
     assert names_one("MEM301") == "MEM301"
     assert names_one("MEM40") is None
-    assert active_codes((), ("MEM1",)) == frozenset(codes_of("ALL")) - {"MEM101", "MEM102"}
-    assert active_codes(("MEM1",), ("MEM102",)) == {"MEM101"}
+    assert active_codes((), ("MEM1",)) == frozenset(codes_of("ALL")) - {"MEM101", "MEM102", "MEM103", "MEM104"}
+    assert active_codes(("MEM1",), ("MEM102",)) == {"MEM101", "MEM103", "MEM104"}
     assert named_codes(("MEM3", "heavy-optimizer")) == {"MEM401"}
 
 

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-torch = pytest.importorskip("torch")
+pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
+import torch
 from torch._subclasses import FakeTensorMode
 
 from memlint.estimate.evaluation import evaluation_of
