@@ -8,8 +8,9 @@ from memlint.estimate.build import Build, Linear
 from memlint.estimate.engine.pool import LOGITS, TEMPORARIES
 from memlint.estimate.engine.tape import Tape, Tensor
 from memlint.estimate.env import Batch
-from memlint.estimate.ops.basic import cast, dropout, saving_output, scale, slice_of
+from memlint.estimate.ops.basic import cast, dropout, saving_output, scale
 from memlint.estimate.ops.fused_loss import chunked_loss, liger_fused_loss, summed, trl_log_probs
+from memlint.estimate.ops.gather import index_rows
 from memlint.estimate.ops.linear import linear
 from memlint.estimate.ops.logps import log_softmax_gather, selective_log_softmax
 from memlint.estimate.ops.loss import causal_lm_loss, cross_entropy, shifting_lm_loss
@@ -111,15 +112,31 @@ class ClassificationHead:
         self.dropout = float(a.get("classifier_dropout", a.get("hidden_dropout", 0.1))) if per_token else 0.0
         width = a.hidden_size if a.model_type != "opt" else int(a.get("word_embed_proj_dim", a.hidden_size))
         self.score = b.linear("score", width, self.labels, per_token)
+        self.held: Tensor | None = None
+        """What the model's forward calls sequence_output until its loss is there."""
 
     def logits(self, f: Tape, hidden: Tensor) -> Tensor | None:
         """[B, S, labels]."""
-        logits: Tensor = self.score(f, dropout(f, hidden, self.dropout))
+        scored = dropout(f, hidden, self.dropout)
+        logits: Tensor = self.score(f, scored)
+        self.held = scored
         return logits
 
     def loss(self, f: Tape, logits: Tensor | None, hidden: Tensor | None, batch: Batch) -> Tensor:
         """Cross entropy over the pooled (or all) positions."""
         assert logits is not None and batch.labels is not None
-        if not self.per_token:
-            logits = slice_of(f, logits, (batch.rows, self.labels))
-        return cross_entropy(f, cast(f, logits, "fp32"), batch.labels)
+        if self.per_token:
+            # ForTokenClassification upcasts, and holds the upcast logits until the loss is there.
+            logits = cast(f, logits, "fp32")
+            loss = cross_entropy(f, logits, batch.labels)
+            self.held = None
+            return loss
+        # The last token that is no padding; its mask and positions live until the loss is there (modeling_layers.py).
+        b, length, _ = logits.shape
+        kept, positions = f.new((b, length), "int32"), f.new((length,), "int32")
+        rows, last = f.new((b,), "int64"), f.new((b,), "int64")
+        pooled = index_rows(f, logits.view(b * length, self.labels), last)
+        loss = cross_entropy(f, pooled, batch.labels)
+        self.held = None
+        del kept, positions, rows
+        return loss

@@ -100,10 +100,12 @@ def eager(
 
 
 def _scores(f: Tape, q: Tensor, k: Tensor, style: str, copy_q: bool, copy_k: bool) -> Tensor:
-    length = k.shape[2]
     if style == "upcast":
-        return scale(f, matmul(f, cast(f, q, "fp32"), cast(f, k, "fp32"), length, copy_a=copy_q, copy_b=copy_k))
-    return scale(f, matmul(f, q, k, length, copy_a=copy_q, copy_b=copy_k))
+        # torch.matmul(query.to(float32), key.to(float32)) * scale: the call holds both until the product is there.
+        q, k = cast(f, q, "fp32"), cast(f, k, "fp32")
+    product = matmul(f, q, k, k.shape[2], copy_a=copy_q, copy_b=copy_k)
+    del q, k
+    return scale(f, product)
 
 
 def rotate_pairs(f: Tape, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:

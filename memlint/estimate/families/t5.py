@@ -56,7 +56,8 @@ class Attention:
         if env.attention == "eager":
             out, weights = eager_biased(f, q, k, v, bias, mask, self.dropout)
         else:
-            out = biased_attention(f, q, k, v, masked_bias(f, bias, mask, causal=causal))
+            whole = masked_bias(f, bias, mask, causal=causal)
+            out = biased_attention(f, q, k, v, whole)
         out = self.o(f, out)
         return out, weights
 

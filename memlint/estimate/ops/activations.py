@@ -23,9 +23,9 @@ def activate(f: Tape, x: Tensor, name: str) -> Tensor:
     if name == "quick_gelu":
         return quick_gelu(f, x)
     if name == "relu2":
-        x = saving_output(f, x)
-        # torch.square is pow, which is on autocast's fp32 list.
-        return square(f, cast(f, x, "fp32") if f.autocast is not None else x)
+        # ReLUSquaredActivation.forward holds its input throughout. torch.square is pow: on autocast's fp32 list.
+        rectified = saving_output(f, x)
+        return square(f, cast(f, rectified, "fp32") if f.autocast is not None else rectified)
     return activation(f, x, "silu" if name in ("silu", "swish") else "gelu")
 
 
