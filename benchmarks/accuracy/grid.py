@@ -34,6 +34,20 @@ TINY: dict[str, Any] = {
 _KINDS = ["sliding_attention", "full_attention", "sliding_attention", "full_attention", "sliding_attention"]
 _LOCAL: dict[str, Any] = {"head_dim": 64, "sliding_window": 256, "layer_types": _KINDS}
 _WINDOWS: dict[str, Any] = {"sliding_window": 256, "layer_types": _KINDS}
+_DELTA: dict[str, Any] = {
+    "head_dim": 64,
+    "linear_num_key_heads": 4,
+    "linear_num_value_heads": 8,
+    "linear_key_head_dim": 64,
+    "linear_value_head_dim": 64,
+    "layer_types": ["linear_attention", "linear_attention", "full_attention", "linear_attention", "full_attention"],
+    "rope_parameters": {
+        "rope_type": "default",
+        "rope_theta": 1e6,
+        "partial_rotary_factor": 0.25,
+        "mrope_section": [3, 3, 2],
+    },
+}
 _MOE: dict[str, Any] = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 256}
 _LLAMAS = ("llama", "qwen2", "qwen3", "granite", "cohere", "stablelm", "starcoder2", "olmo", "olmo2")
 _GPT = {"hidden_size": 512, "num_hidden_layers": 5, "num_attention_heads": 8, "vocab_size": 8192}
@@ -69,6 +83,9 @@ TYPES: dict[str, dict[str, Any]] = {
     "mixtral": {**TINY, "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": None},
     "qwen2_moe": {**TINY, **_MOE, "shared_expert_intermediate_size": 512},
     "qwen3_moe": {**TINY, **_MOE},
+    "qwen3_5_text": {**TINY, **_DELTA},
+    "lfm2": {**TINY, "layer_types": ["conv", "conv", "full_attention", "conv", "full_attention"]},
+    "lfm2_moe": {**TINY, **_MOE, "layer_types": ["conv", "conv", "full_attention", "conv", "full_attention"]},
 }
 HALF = Precision(weights="bf16", autocast=None)
 SINGLE = Precision(weights="fp32", autocast=None)

@@ -50,7 +50,7 @@ FAMILIES = {
     ),
     "moe": "mixtral qwen2_moe qwen3_moe olmoe gpt_oss llama4_text glm4_moe phimoe minimax_m2",
     "mla": "deepseek_v2 deepseek_v3 minicpm3",
-    "hybrid": "qwen3_next jamba granitemoehybrid bamba falcon_h1 qwen3_5_text qwen3_5_moe_text",
+    "hybrid": "qwen3_next jamba granitemoehybrid bamba falcon_h1 qwen3_5_text qwen3_5_moe_text lfm2",
     "encoder": "bert roberta xlm-roberta deberta-v2 modernbert electra",
 }
 

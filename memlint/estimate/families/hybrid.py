@@ -13,6 +13,7 @@ from memlint.estimate.build import Build
 from memlint.estimate.engine.tape import Tape, Tensor
 from memlint.estimate.env import Batch, Env
 from memlint.estimate.errors import Unsupported
+from memlint.estimate.families.body import keep_shared
 from memlint.estimate.families.hybrid_parts import (
     NemotronMoe,
     PlainMlp,
@@ -279,18 +280,18 @@ class Model:
             env.state["rope"] = cos.view(*shape), sin.view(*shape)
         x = self.layers(f, env, x)
         x = self.norm(f, env, x)
-        # Only attention layers hold masks and tables. Where one block stands for many they would be freed with each of
-        # them, so they are kept until the backward pass is over. (Eager attention adds its mask and keeps nothing.)
-        dropped = ("cache", "masks") if env.attention == "eager" and env.checkpointing.mode == "none" else ("cache",)
-        shared = {name: value for name, value in env.state.items() if name not in dropped}
-        env.release()
-        env.state["shared"] = shared
+        keep_shared(env)
         return x
 
 
 def build_hybrid(job: TrainingJob, build: Build, env: Env) -> Any:
     """A hybrid with its head; nemotron_h makes its logits fp32 itself."""
     assert job.architecture is not None
+    if job.architecture.model_type in ("lfm2", "lfm2_moe"):
+        from memlint.estimate.families import lfm2
+        from memlint.estimate.families.decoder import DecoderModel
+
+        return DecoderModel(job, build, env, lfm2.Model)
     if job.architecture.model_type == "nemotron_h":
         from memlint.estimate.families.mamba import FloatLogits
 

@@ -37,7 +37,7 @@ class Attention:
             self.q = b.linear(f"{name}.q_proj", h, q, qkv_bias)
             self.k = b.linear(f"{name}.k_proj", h, kv, qkv_bias)
             self.v = b.linear(f"{name}.v_proj", h, kv, qkv_bias)
-        self.o = b.linear(f"{name}.o_proj", q, h, flag(a, s.o_bias))
+        self.o = b.linear(f"{name}.{s.out_name}", q, h, flag(a, s.o_bias))
         self.shape = s
         self.softcap = s.softcap and a.get("attn_logit_softcapping") is not None
         self.qk_norm = s.qk_norm

@@ -20,7 +20,7 @@ class Mixture:
     """Attention, norms and rotary positions, as in the llama family."""
     router: str = "softmax"
     """softmax, softmax-fp32 (mixtral), softmax-float (hunyuan: all in fp32),
-    top-first (granitemoe), sigmoid, grouped, ernie, sparsemixer."""
+    top-first (granitemoe), sigmoid, sigmoid-biased (lfm2_moe), grouped, ernie, sparsemixer."""
     normalise: bool | str = "norm_topk_prob"
     """Weights are divided by their sum: a constant, or the config field that says so."""
     experts: str = "num_experts"

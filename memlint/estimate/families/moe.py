@@ -20,6 +20,7 @@ from memlint.estimate.families.mixtures import TYPES, Mixture, mixture_of
 from memlint.estimate.families.norms import Norm
 from memlint.estimate.families.rotary import partial_rotary
 from memlint.estimate.families.routers import (
+    BiasedRouter,
     ErnieRouter,
     GroupedRouter,
     GroupedSoftmaxRouter,
@@ -34,6 +35,9 @@ from memlint.estimate.ops.experts import Experts
 from memlint.estimate.ops.views import split
 from memlint.estimate.stack import Stack
 from memlint.models.architecture import Architecture
+
+NORMALISING = ("qwen3_next", "qwen3_5_moe_text", "lfm2_moe")
+"""Types whose class defaults divide the chosen weights by their sum."""
 
 
 class GatedMlp:
@@ -53,6 +57,7 @@ class GatedMlp:
         fused: bool = False,
         bias: bool = False,
         a: Architecture | None = None,
+        names: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj"),
     ) -> None:
         self.width, self.act, self.fused = width, act, fused
         if fused:
@@ -66,9 +71,10 @@ class GatedMlp:
                 return b.linear(full, inputs, outputs, bias)
             return plain_linear(a, b, full, inputs, outputs, bias)
 
-        self.gate = layer("gate_proj", hidden, width)
-        self.up = layer("up_proj", hidden, width)
-        self.down = layer("down_proj", width, hidden)
+        gate, up, down = names
+        self.gate = layer(gate, hidden, width)
+        self.up = layer(up, hidden, width)
+        self.down = layer(down, width, hidden)
 
     def __call__(self, f: Tape, x: Tensor) -> Tensor:
         """x [..., H] -> [..., H]."""
@@ -153,11 +159,13 @@ def make_router(a: Architecture, b: Build, name: str, m: Mixture, experts: int) 
     k, h = int(a.get(m.top_k)), a.hidden_size
     normalise = m.normalise
     if isinstance(normalise, str):
-        normalise = bool(a.get(normalise, m.router == "grouped" or a.model_type in ("qwen3_next", "qwen3_5_moe_text")))
+        normalise = bool(a.get(normalise, m.router == "grouped" or a.model_type in NORMALISING))
     if m.router == "top-first":
         return TopFirstRouter(b, name, experts, k, h)
     if m.router == "sigmoid":
         return SigmoidRouter(b, name, experts, k, h)
+    if m.router == "sigmoid-biased":
+        return BiasedRouter(b, name, experts, k, h, normalise=normalise, bias=bool(a.get("use_expert_bias", True)))
     if m.router == "grouped":
         return GroupedRouter(
             b,

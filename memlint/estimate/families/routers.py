@@ -102,6 +102,34 @@ class SigmoidRouter:
         return logits, weights, ids
 
 
+class BiasedRouter:
+    """Sigmoid scores in the logits' dtype, experts chosen by scores plus a buffer in fp32: lfm2_moe."""
+
+    def __init__(
+        self, b: Build, name: str, experts: int, k: int, hidden: int, *, normalise: bool, bias: bool
+    ) -> None:
+        self.weight = b.parameter(f"{name}.weight", experts, hidden)
+        self.adapter: FoldedRouter | None = None
+        if bias:
+            b.buffer(experts * 4)
+        self.k, self.normalise, self.bias = k, normalise, bias
+
+    def __call__(self, f: Tape, x: Tensor) -> Routed:
+        """See :class:`Router`."""
+        logits = linear(f, x, folded_router(f, self))
+        scores = saving_output(f, logits)
+        if self.bias:
+            choice = f.like(scores, "fp32")
+            _, ids = topk(f, choice, self.k)
+            weights = take(f, scores, ids)
+            del _, choice
+        else:
+            weights, ids = topk(f, scores, self.k)
+        if self.normalise:
+            weights = divide(f, weights, shift(f, sum_last(f, weights)))
+        return logits, scale(f, weights), ids
+
+
 class GroupedRouter:
     """Group-limited sigmoid (or softmax) routing in fp32: deepseek_v3, glm4_moe, dots1, exaone_moe, solar_open.
 

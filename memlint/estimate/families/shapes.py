@@ -58,6 +58,7 @@ class Shape:
     norm_names: tuple[str, ...] | None = None
     """Names of a block's norms where they are not those that ``norms`` usually has."""
     qk_names: tuple[str, str] = ("q_norm", "k_norm")
+    out_name: str = "o_proj"
     inner_norms: bool = False
     """bitnet: a norm before the last projection of each branch."""
     mlp_names: tuple[str, str] = ("up_proj", "down_proj")
