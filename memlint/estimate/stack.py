@@ -69,6 +69,8 @@ class Stack:
         self.after: Callable[[Tape, Env, int, Tensor], Tensor] | None = None
         """What the model does with the output of a layer, outside its checkpoint; for layers below ``build.apart``."""
         self.apart = build.apart
+        self.before: Callable[[Tape, int], tuple[Tensor, ...]] | None = None
+        """Further inputs of a layer, made outside its checkpoint (its part of a tensor that holds all layers')."""
         self.keeps = False
         """The model keeps every layer's output (output_hidden_states) until :meth:`forget`."""
         self.kept: list[tuple[Tensor, int]] = []
@@ -99,10 +101,12 @@ class Stack:
         for count, layers in self.groups:
             repeat = f.repeat_begin(count, (x,))
             for index, layer, unit in layers:
+                given = others if self.before is None else (*others, *self.before(f, index))
                 if unit is None:
-                    x = env.call(f, layer, index, x, *others)
+                    x = env.call(f, layer, index, x, *given)
                 else:
-                    x = self.sharding.run(f, unit, _Call(env, layer, index), x, *others)
+                    x = self.sharding.run(f, unit, _Call(env, layer, index), x, *given)
+                del given
                 held, env.left = env.left, None
                 if index < self.apart and self.after is not None:
                     x = self.after(f, env, index, x)

@@ -10,11 +10,10 @@ from typing import Any
 from memlint.estimate.build import Build
 from memlint.estimate.engine.tape import Node, Tape, Tensor
 from memlint.estimate.env import Batch, Env
-from memlint.estimate.families.pieces import LayerNorm, attend, heads_of
+from memlint.estimate.families.pieces import LayerNorm, attend, heads_of, hooked
 from memlint.estimate.ops.activations import activate
 from memlint.estimate.ops.attention import softmax
 from memlint.estimate.ops.basic import add, copy, dropout, scale
-from memlint.estimate.ops.images import requiring_grad
 from memlint.estimate.ops.linear import matmul
 from memlint.estimate.stack import Stack
 from memlint.models.architecture import Architecture
@@ -148,9 +147,7 @@ class Model:
         """The model's forward up to its last hidden state."""
         env = self.env
         rows, length = batch.rows, batch.length
-        embeds = scale(f, self.embed(f, batch.ids))
-        if env.checkpointing.mode != "none":
-            embeds = requiring_grad(f, embeds)
+        embeds = hooked(f, env, scale(f, self.embed(f, batch.ids)))
         ones = batch.mask or (None if self.xglm else f.new((rows, length), "fp32"))
         env.state["mask"] = env.mask(f, rows, length, embeds.dtype)
         position_ids = f.new((1, length), "int64")

@@ -11,6 +11,7 @@ from memlint.estimate.engine.tape import Tape, Tensor
 from memlint.estimate.env import Env
 from memlint.estimate.ops.attention import repeat_kv, sdpa, softmax
 from memlint.estimate.ops.basic import add, cast, cat, copy, dropout, mul, scale, slice_of
+from memlint.estimate.ops.images import requiring_grad
 from memlint.estimate.ops.linear import matmul
 from memlint.estimate.ops.norm import layer_norm
 
@@ -27,6 +28,11 @@ class LayerNorm:
     def __call__(self, f: Tape, x: Tensor) -> Tensor:
         """x [..., width] -> the same shape."""
         return layer_norm(f, x, self.weight, self.bias)
+
+
+def hooked(f: Tape, env: Env, x: Tensor) -> Tensor:
+    """The output of the module that ``get_input_embeddings`` names: under checkpointing it requires gradients."""
+    return requiring_grad(f, x) if env.checkpointing.mode != "none" else x
 
 
 def heads_of(x: Tensor, heads: int, width: int) -> Tensor:

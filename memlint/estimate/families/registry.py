@@ -97,6 +97,13 @@ def _mamba(job: TrainingJob, build: Build, env: Env) -> Trainable:
     return MambaModel(job, build, env)
 
 
+def _gemma(job: TrainingJob, build: Build, env: Env) -> Trainable:
+    from memlint.estimate.families.decoder import DecoderModel
+    from memlint.estimate.families.gemma4 import Model
+
+    return DecoderModel(job, build, env, Model)
+
+
 def _hybrid(job: TrainingJob, build: Build, env: Env) -> Trainable:
     from memlint.estimate.families.hybrid import build_hybrid
 
@@ -127,6 +134,7 @@ FAMILIES: dict[str, Callable[[TrainingJob, Build, Env], Trainable]] = {
     "vision": _vision,
     "vision-language": _vision_language,
     "hybrid": _hybrid,
+    "gemma": _gemma,
 }
 """Family name of an Architecture -> builder; modules load on first use."""
 
