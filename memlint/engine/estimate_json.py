@@ -6,7 +6,9 @@ from typing import TYPE_CHECKING, Any, Mapping
 
 from memlint.document.model import Document
 from memlint.engine.place import origin_place
-from memlint.estimate.result import COMPONENTS, Estimate
+from memlint.engine.whole_run import with_evaluation
+from memlint.estimate.result import COMPONENTS, Estimate, Evaluation
+from memlint.hardware.target import host_memory
 from memlint.job import TrainingJob
 
 if TYPE_CHECKING:
@@ -80,10 +82,25 @@ def estimate_object(
             }
             for part in estimate.overheads
         ],
-        "host": {"bytes": estimate.host_bytes},
+        "evaluation": evaluation_object(with_evaluation(estimate, job, target).evaluation),
+        "host": {"bytes": estimate.host_bytes, "available_bytes": host_memory(job.hardware.host_memory, target)},
         "target": None
         if target is None
         else {"name": target.name, "spec": target.spec, "gpus": target.gpus, "usable_bytes": usable},
         "verdict": verdict,
         "assumptions": list(dict.fromkeys(assumptions)),
+    }
+
+
+def evaluation_object(evaluation: Evaluation | None) -> dict[str, Any] | None:
+    """Return a predicted evaluation; None where the run has none, or none that may need more than the step."""
+    if evaluation is None:
+        return None
+    return {
+        "micro_batch_size": evaluation.rows,
+        "device_bytes": evaluation.device_bytes,
+        "low_bytes": evaluation.low_bytes,
+        "high_bytes": evaluation.high_bytes,
+        "allocated_bytes": evaluation.allocated_bytes,
+        "components": {name: evaluation.components.get(name, 0) for name in COMPONENTS},
     }

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from memlint.estimate.result import COMPONENTS, Estimate, Evaluation
+from memlint.engine.estimate_json import evaluation_object
+from memlint.estimate.result import COMPONENTS, Estimate
 from memlint.findings import KeyEdit
 from memlint.plan.result import HardwareNeed, Limits, Plan, PlanReport, Step
 
@@ -52,20 +53,6 @@ def peak(estimate: Estimate) -> dict[str, Any]:
     }
 
 
-def evaluation_object(evaluation: Evaluation | None) -> dict[str, Any] | None:
-    """Return a predicted evaluation; None where the run has none, or none that may need more than the step."""
-    if evaluation is None:
-        return None
-    return {
-        "micro_batch_size": evaluation.rows,
-        "device_bytes": evaluation.device_bytes,
-        "low_bytes": evaluation.low_bytes,
-        "high_bytes": evaluation.high_bytes,
-        "allocated_bytes": evaluation.allocated_bytes,
-        "components": {name: evaluation.components.get(name, 0) for name in COMPONENTS},
-    }
-
-
 def edit_object(edit: KeyEdit) -> dict[str, Any]:
     """Return one edit: path, value or delete, and the file where it is not the config itself."""
     entry: dict[str, Any] = {"path": list(edit.path)}
@@ -101,6 +88,7 @@ def _step(step: Step) -> dict[str, Any]:
         "safe": step.remedy.safe,
         "device_bytes": step.device_bytes,
         "saves_bytes": step.saves_bytes,
+        "evaluation_bytes": step.evaluation_bytes,
         "cost": {
             "compute": round(cost.compute, 4),
             "convergence": cost.convergence,

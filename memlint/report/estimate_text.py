@@ -70,8 +70,16 @@ def _lines(data: Mapping[str, Any], style: Style, first_order: Mapping[str, Any]
         yield ""
         phases = ", ".join(f"{p['phase']} {gib(p['peak_bytes'], 2)}" for p in data["timeline"])
         yield f"Allocated by phase: {phases}."
+    evaluation = data.get("evaluation")
+    if evaluation is not None:
+        yield (
+            f"An evaluation of {evaluation['micro_batch_size']} rows takes {gib(evaluation['device_bytes'], 2)} GiB"
+            f" ({gib(evaluation['low_bytes'], 2)} to {gib(evaluation['high_bytes'], 2)})."
+        )
     if data["host"]["bytes"]:
-        yield f"Host memory: {gib(data['host']['bytes'], 2)} GiB."
+        available = data["host"].get("available_bytes")
+        of = f" of {gib(available, 2)} on each node" if available is not None else ""
+        yield f"Host memory: {gib(data['host']['bytes'], 2)} GiB{of}."
     if first_order is not None:
         yield f"Textbook formulas give {gib(first_order['peak']['device_bytes'], 2)} GiB (--method first-order)."
     if data["assumptions"]:
