@@ -130,7 +130,7 @@ def _idefics_features(self: Any, pixels: torch.Tensor, mask: Any = None, **optio
     return outputs
 
 
-def _given(kind: str) -> tuple[dict[str, Any], list[tuple[Any, str, Any]]]:
+def _given(kind: str, setup: str) -> tuple[dict[str, Any], list[tuple[Any, str, Any]]]:
     """Inputs beside ids and labels, and what replaces the model's looks at data."""
     module: Any = importlib.import_module(f"transformers.models.{kind}.modeling_{kind}")
     patches: list[tuple[Any, str, Any]] = []
@@ -154,6 +154,11 @@ def _given(kind: str) -> tuple[dict[str, Any], list[tuple[Any, str, Any]]]:
     elif kind == "mistral3":
         inputs["image_sizes"] = Numbers([(side, side)] * ROWS)
         patches.append((torch, "as_tensor", _as_tensor))
+    elif kind == "llama4":
+        weights = torch.float32 if setup == "autocast" else torch.bfloat16
+        inputs = {"pixel_values": pixels.to(weights)}
+        # transformers 5.24 reads a field of the inner model's outputs that they do not have.
+        patches.append((module.MoeCausalLMOutputWithPast, "image_outputs", None))
     elif kind in ("idefics3", "smolvlm"):
         inputs = {"pixel_values": pixels.view(ROWS, 1, 3, side, side)}
         owner = module.Idefics3Model if kind == "idefics3" else module.SmolVLMModel
@@ -206,9 +211,9 @@ def traced(kind: str, setup: str) -> Any:
     with contextlib.ExitStack() as stack:
 
         def inputs(config: Any, settings: TraceSettings, device: str = "cuda") -> dict[str, Any]:
-            given, patches = _given(kind)
+            given, patches = _given(kind, setup)
             for owner, name, value in patches:
-                stack.enter_context(mock.patch.object(owner, name, value))
+                stack.enter_context(mock.patch.object(owner, name, value, create=name == "image_outputs"))
             return {"input_ids": _ids(ROWS, LENGTH), "labels": _ids(ROWS, LENGTH), **given}
 
         stack.enter_context(mock.patch.dict(build_module.HEADS, {"causal": "AutoModelForImageTextToText"}))

@@ -135,6 +135,28 @@ CONFIGS: dict[str, dict[str, Any]] = {
         {"model_type": "internvl_vision", "image_size": [224, 224], "patch_size": [14, 14], "attention_bias": True},
     ),
     "mistral3": _joined("mistral3", {"model_type": "ministral3", "head_dim": 64}, {"model_type": "pixtral"}),
+    "llama4": {
+        "model_type": "llama4",
+        "text_config": {
+            **TEXT,
+            "num_hidden_layers": 6,
+            "head_dim": 64,
+            "intermediate_size": 512,
+            "intermediate_size_mlp": 1408,
+            "num_local_experts": 4,
+            "interleave_moe_layer_step": 2,
+            "no_rope_layers": [1, 1, 0, 1, 1, 0],
+            "attention_chunk_size": 8192,
+            "pad_token_id": 0,
+        },
+        "vision_config": {
+            **TOWER,
+            "pixel_shuffle_ratio": 0.5,
+            "projector_input_dim": 512,
+            "projector_output_dim": 512,
+            "vision_output_dim": 512,
+        },
+    },
     "mllama": {
         "model_type": "mllama",
         "tie_word_embeddings": False,
@@ -187,9 +209,11 @@ PEAKS: dict[str, dict[str, int]] = {
     "smolvlm": {"bf16": 308559360, "autocast": 454704128, "checkpointing": 174555648, "lora": 389617152},
     "internvl": {"bf16": 309487104, "autocast": 450436096, "checkpointing": 172217856, "lora": 387495424},
     "mistral3": {"bf16": 329801728, "autocast": 480635904, "checkpointing": 176943104, "lora": 410361856},
+    "llama4": {"bf16": 412831232, "autocast": 609270272, "checkpointing": 191222272},
     "mllama": {"bf16": 334572544, "autocast": 486425600, "checkpointing": 191551488, "lora": 403301376},
 }
 """Peak bytes of the second step of transformers 5.24's own code on fake CUDA tensors (memlint.measure.trace, torch
 2.13): two rows of 512 tokens with one image each, SGD, no padding. What depends on data was given: grids, window order
-and the equality of token counts; ``masked_scatter`` ran with the gradients that derivatives.yaml states.
+and the equality of token counts; ``masked_scatter`` ran with the gradients that derivatives.yaml states. Llama 4 has no
+adapter on all linear layers: its router is one that returns two tensors, which PEFT cannot wrap.
 """

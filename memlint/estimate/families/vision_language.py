@@ -39,12 +39,13 @@ TOWERS: dict[str, tuple[str, str, str, str]] = {
     "idefics3": ("image_projectors", "Idefics3", "vision_model", "text_model"),
     "smolvlm": ("image_projectors", "Idefics3", "vision_model", "text_model"),
     "mllama": ("mllama_vision", "Tower", "vision_model", "language_model"),
+    "llama4": ("llama4_vision", "Tower", "vision_model", "language_model"),
     "mistral3": ("pixtral", "Tower", "vision_tower", "language_model"),
     "internvl": ("image_projectors", "InternVl", "vision_tower", "language_model"),
 }
 """model_type -> module of this package and class of its tower; names of tower and language model under ``model``."""
 
-CACHED = tuple(kind for kind in TOWERS if kind not in ("idefics3", "smolvlm", "llava_next", "mistral3"))
+CACHED = tuple(kind for kind in TOWERS if kind not in ("idefics3", "smolvlm", "llava_next", "mistral3", "llama4"))
 """Types whose language model makes a key-value cache in training too: trainers set ``use_cache`` of the outer config to
 False, but these read the inner one's, which is true unless a checkpoint says otherwise. Checkpointing turns it off. The
 others pass on the outer one's.
@@ -77,7 +78,9 @@ class Body:
         tower = getattr(import_module(f"memlint.estimate.families.{module}"), kind)
         self.tower = tower(whole, vision, b, env, f"model.{name}" if module == "qwen_vision" else name)
         b.idle = False
-        b.scope, b.apart = f"model.{language}.", len(getattr(self.tower, "taps", ()))
+        self.head_name = "language_model.lm_head" if whole.model_type == "llama4" else "lm_head"
+        scope = "language_model.model." if whole.model_type == "llama4" else f"model.{language}."
+        b.scope, b.apart = scope, len(getattr(self.tower, "taps", ()))
         self.text = _body_of(text)(text, b, env)
         b.scope, b.apart = "", 0
         self.text.blocks = whole.model_type in BLOCKS and b.training.images > 0
@@ -166,13 +169,13 @@ class VisionLanguageModel(DecoderModel):
         )
 
     def batch(self, f: Tape) -> Batch:
-        """ids, labels, mask as a decoder has them, and pixel values in fp32."""
+        """ids, labels, mask as a decoder has them, and pixel values, in fp32 unless the tower says otherwise."""
         made = super().batch(f)
         training = self.job.training
         if training.images:
             rows = training.micro_batch_size * (2 if self.objective in PAIRED else 1)
             shape = self.body.tower.input_shape(rows * training.images, training.image_pixels)
-            made.pixels = f.new(shape, "fp32", INPUTS)
+            made.pixels = f.new(shape, getattr(self.body.tower, "pixel_dtype", "fp32"), INPUTS)
             if self.body.text.blocks:
                 made.types = f.new(made.ids.shape, "int64", INPUTS)
             elif self.body.crossing:
