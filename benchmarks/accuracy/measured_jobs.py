@@ -33,7 +33,7 @@ TRANSFORMERS = (
     ("2024-06", "4.42"), ("2024-07", "4.43"), ("2024-08", "4.44"), ("2024-09", "4.45"), ("2024-10", "4.46"),
     ("2024-12", "4.47"), ("2025-01", "4.48"), ("2025-02", "4.49"), ("2025-03", "4.50"), ("2025-04", "4.51"),
     ("2025-05", "4.52"), ("2025-06", "4.53"), ("2025-07", "4.54"), ("2025-08", "4.56"), ("2025-10", "4.57"),
-    ("2025-12", "5.0"),
+    ("2026-01", "5.0"), ("2026-02", "5.2"), ("2026-03", "5.4"), ("2026-04", "5.6"),
 )  # fmt: skip
 """Month of release on PyPI -> minor version of transformers."""
 
@@ -115,7 +115,8 @@ def job_of(row: Row) -> TrainingJob:
         # These rows were printed with Qwen's first code; 72B came after its masks were gone.
         architecture = replace(architecture, traits=architecture.traits | {MASK_PER_LAYER})
     method = row["method"]
-    experts = architecture.get("num_experts") or architecture.get("n_routed_experts")
+    text = architecture.get("text_config") or architecture.config
+    experts = next((text[k] for k in ("num_experts", "n_routed_experts", "num_local_experts") if text.get(k)), None)
     if method == "qlora" and framework == "axolotl" and experts:
         raise Inexpressible("its experts, which are no nn.Linear, are quantised too: the job form cannot say that")
     if method not in ("full", "lora", "qlora", "dora", "adapter", "adapter_v2"):
@@ -204,7 +205,10 @@ def _checkpointing(row: Row) -> Checkpointing:
     if mode not in ("full", "none", "offload"):
         raise Inexpressible("whether activations are checkpointed is not stated")
     # transformers' gradient_checkpointing_enable defaulted to the reentrant form in all of version 4.
-    reentrant = row.framework not in ("litgpt", "torchtune") and not _versions(row)["transformers"].startswith("5")
+    # ms-swift 1.6 replaces checkpoint by its non-reentrant form from torch 2.1 on (llm/utils/model.py,
+    # fix_gradient_checkpointing_warning).
+    own = row.framework in ("litgpt", "torchtune", "ms-swift")
+    reentrant = not own and not _versions(row)["transformers"].startswith("5")
     return Checkpointing(mode="none" if mode == "none" else "full", reentrant=reentrant, offload=mode == "offload")
 
 
@@ -308,6 +312,9 @@ def _versions(row: Row) -> dict[str, str]:
     torch = re.search(r"torch (\d+\.\d+)", text)
     if torch:
         versions["torch"] = torch.group(1)
+    bnb = re.search(r"bnb ([\d.]+\d)", text)
+    if bnb:
+        versions["bitsandbytes"] = bnb.group(1)
     if row.framework == "litgpt":
         versions["litgpt"] = _litgpt_version(row)
         versions["bitsandbytes"] = "0.41.1" if versions["litgpt"].startswith("2023") else "0.42.0"

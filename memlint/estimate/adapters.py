@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 from memlint.estimate.engine.tape import Node, Tape, Tensor
 from memlint.estimate.ops.basic import add, cast, dropout, mul, scale
 from memlint.estimate.ops.linear import Weight, linear, to_autocast
-from memlint.job import Lora, Quantization
+from memlint.estimate.versions import before
+from memlint.job import Lora, Quantization, TrainingJob
 from memlint.models.architecture import Architecture
 
 if TYPE_CHECKING:
@@ -97,6 +98,8 @@ class LoraLinear:
     def __call__(self, f: Tape, x: Tensor) -> Tensor:
         """lora.Linear.forward: base result, branch in the adapter's dtype, sum, back to the base's dtype."""
         result = self.base(f, x)
+        if not f.adapters:
+            return result
         dtype = result.dtype
         x = cast(f, x, self.a.dtype)
         x = dropout(f, x, self.lora.dropout)
@@ -125,16 +128,25 @@ class LoraLinear:
 class QuantizedWeight:
     """A weight [out, in] stored in 4 or 8 bits with its statistics; dequantised whole for each product."""
 
-    __slots__ = ("compute", "quantization", "shape", "unpacks")
+    __slots__ = ("compute", "keeps_input", "quantization", "shape", "unpacks")
 
     def __init__(
-        self, outputs: int, inputs: int, quantization: Quantization, compute: str, *, unpacks: bool = False
+        self,
+        outputs: int,
+        inputs: int,
+        quantization: Quantization,
+        compute: str,
+        *,
+        unpacks: bool = False,
+        keeps_input: bool = False,
     ) -> None:
         self.shape = (outputs, inputs)
         self.quantization = quantization
         self.compute = compute
         self.unpacks = unpacks
         """Whether torch ops unpack it and keep the result for the backward (auto_gptq)."""
+        self.keeps_input = keeps_input
+        """Whether the product keeps its input in ``ctx.tensors`` for as long as the graph lives (bitsandbytes)."""
 
     def storages(self) -> list[int]:
         """Bytes of each storage: payload, block statistics, second-level statistics.
@@ -169,6 +181,20 @@ class QuantizedWeight:
         return QuantizedLinear(self, bias)
 
 
+def keeps_input(job: TrainingJob) -> bool:
+    """Whether bitsandbytes' products keep their inputs in ``ctx.tensors``, out of reach of checkpointing.
+
+    autograd/_functions.py: MatMul4Bit up to 0.43.1 (``(A, B)``, then ``(None, B)``); MatMul8bitLt up to the newest
+    (0.50.2: ``(CAt, subA, A)``).
+    """
+    quantization = job.training.quantization
+    if quantization is None:
+        return False
+    if quantization.type == "int8":
+        return True
+    return quantization.type in ("nf4", "fp4") and before(job, "bitsandbytes", 0, 43, 2)
+
+
 def _quantized_backward(f: Tape, node: Node, grad: Tensor) -> tuple[Tensor | None, ...]:
     # MatMul4Bit.backward: the weight is dequantised again, cast to the gradient's dtype, multiplied.
     weight: QuantizedWeight = node.meta
@@ -190,31 +216,33 @@ class QuantizedLinear:
     def __call__(self, f: Tape, x: Tensor) -> Tensor:
         """Linear4bit.forward: x to the compute dtype, product with the dequantised weight, result in x's dtype."""
         weight = self.weight
+        if weight.quantization.type == "int8":
+            return self._int8(f, x)
         dtype = x.dtype
         x = to_autocast(f, x)
         x = cast(f, x, weight.compute)
-        recorded = f.needs(x, self.bias)
-        if weight.quantization.type == "int8":
-            return self._int8(f, x, dtype, recorded)
         dense = f.new(weight.shape, weight.compute)
         out = f.new((*x.shape[:-1], weight.shape[0]), x.dtype)
         del dense
-        if recorded:
-            inputs = (x,) if self.bias is None else (x, self.bias)
-            out = f.record(out, _quantized_backward, inputs, (), weight)
-        return cast(f, out, dtype)
+        return cast(f, self._recorded(f, out, x), dtype)
 
-    def _int8(self, f: Tape, x: Tensor, dtype: str, recorded: bool) -> Tensor:
-        # MatMul8bitLt.forward: the input is cast to fp16, quantised by row to int8 beside its statistics; the int8
-        # product is int32 and dequantised into fp16. The backward dequantises the weight.
+    def _int8(self, f: Tape, x: Tensor) -> Tensor:
+        # Linear8bitLt.forward casts nothing. MatMul8bitLt.forward: the input is cast to fp16, quantised by row to int8
+        # beside its statistics; the int8 product is int32 and dequantised into fp16, cast to the input's dtype. The
+        # backward dequantises the weight.
         rows = prod(x.shape[:-1])
         half = cast(f, x, "fp16") if x.dtype != "fp16" else x
         codes = f.new(x.shape, "int8")
         statistics = f.new((rows,), "fp32")
-        product = f.new((*x.shape[:-1], self.weight.shape[0]), "fp32")
+        product = f.new((*x.shape[:-1], self.weight.shape[0]), "int32")
         out = f.new((*x.shape[:-1], self.weight.shape[0]), "fp16")
         del product, codes, statistics, half
-        if recorded:
-            inputs = (x,) if self.bias is None else (x, self.bias)
-            out = f.record(out, _quantized_backward, inputs, (), self.weight)
-        return cast(f, out, dtype)
+        return self._recorded(f, cast(f, out, x.dtype), x)
+
+    def _recorded(self, f: Tape, out: Tensor, x: Tensor) -> Tensor:
+        if not f.needs(x, self.bias):
+            return out
+        if self.weight.keeps_input:
+            f.linger(x)
+        inputs = (x,) if self.bias is None else (x, self.bias)
+        return f.record(out, _quantized_backward, inputs, (), self.weight)

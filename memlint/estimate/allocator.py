@@ -13,6 +13,7 @@ from bisect import bisect_left, insort
 from random import Random
 from typing import Sequence
 
+from memlint.estimate.adapters import keeps_input
 from memlint.estimate.engine.pool import Storage, rounded
 from memlint.estimate.engine.tape import Tape
 from memlint.hardware.overheads import cublas_workspace_bytes
@@ -228,7 +229,8 @@ def _steps(
     architecture, training = job.architecture, job.training
     assert architecture is not None
     layers = architecture.num_hidden_layers
-    depth = min(layers, DEPTH) if training.checkpointing.mode == "full" else layers
+    alike = training.checkpointing.mode == "full" and (training.checkpointing.reentrant or not keeps_input(job))
+    depth = min(layers, DEPTH) if alike else layers
     whole = run_step(job, capability)
     static: list[int] = []
     one_list: list[int] = []

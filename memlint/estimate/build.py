@@ -10,7 +10,7 @@ import re
 from math import prod
 from typing import Any
 
-from memlint.estimate.adapters import LoraLinear, QuantizedWeight, matches
+from memlint.estimate.adapters import LoraLinear, QuantizedWeight, keeps_input, matches
 from memlint.estimate.engine.tape import Leaf, Tape, Tensor
 from memlint.estimate.ops.linear import Weight, embedding, linear
 from memlint.estimate.peft_kinds import KINDS
@@ -75,6 +75,9 @@ class Build:
         """The part under construction is frozen whatever its name (a reference model, a frozen tower)."""
         self.reference = False
         """The model under construction is a frozen copy that only gives reference log-probabilities."""
+        self.reference_requires_grad = not job.framework.lower().startswith("llama")
+        """TRL 1.16 only calls eval() on its reference (dpo_trainer.py, prepare_model's evaluation_mode); LLaMA-Factory
+        0.9.5 loads it with ``is_trainable=False``, which freezes it (model/loader.py)."""
         self.layer_frozen = False
         self.scope = ""
         """What stands for ``model.`` in the names of the part under construction (``model.language_model.``)."""
@@ -153,6 +156,8 @@ class Build:
             # MixedPrecisionPolicy(param_dtype=...): gathered and used in half precision, stored in fp32.
             computed = sharding.compute
         weight = Weight(name, shape, computed, trainable, grad_dtype if computed == dtype else computed)
+        if self.reference and self.reference_requires_grad:
+            weight.cached = True
         if isinstance(weight.node, Leaf):
             self.leaves.append(weight.node)
         sharding.adopt(
@@ -195,7 +200,9 @@ class Build:
         assert quantization is not None
         compute = self.training.precision.autocast or self.training.precision.weights
         unpacks = quantization.type == "gptq" and before(self.job, "transformers", 4, 49)
-        weight = QuantizedWeight(outputs, inputs, quantization, compute, unpacks=unpacks)
+        weight = QuantizedWeight(
+            outputs, inputs, quantization, compute, unpacks=unpacks, keeps_input=keeps_input(self.job)
+        )
         blocks = weight.storages()
         self.sharding.adopt(None, outputs * inputs, sum(blocks), "")
         self.records.append(

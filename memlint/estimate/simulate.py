@@ -20,6 +20,7 @@ from memlint.estimate.engine.tape import Leaf, Tape, Tensor
 from memlint.estimate.env import Env
 from memlint.estimate.families import registry
 from memlint.estimate.loading import most_while_loading
+from memlint.estimate.objectives import without_dropout
 from memlint.estimate.optimizer import clip_temporary_bytes, state_bytes, step_temporary_bytes
 from memlint.estimate.overhead import device_interval
 from memlint.estimate.parallel import one_gpu
@@ -70,6 +71,7 @@ def run_step(
     Raises:
         Unsupported: there is no model of this architecture.
     """
+    job = without_dropout(job)
     training = job.training
     tape = tape or Tape()
     tape.one_kernel_silu = one_kernel_silu
@@ -126,6 +128,7 @@ def run_step(
     root, loss = loss, None  # type: ignore[assignment]
     tape.run_backward(root, seed)
     del root, seed
+    tape.release()
     env.state.clear()
     sharding.finish(tape)
     decomposed = pool.peak_components[DECOMPOSED] > 0

@@ -38,6 +38,8 @@ class Tape:
         """Autocast's weight cache: id of the parameter -> its half-precision copy, alive until autocast ends."""
         self.component = TEMPORARIES
         """Component of tensors made now."""
+        self.adapters = True
+        """False: PEFT's ``disable_adapter()``, in which an adapted layer is its base layer alone."""
         self.saves_left: int | None = None
         """Non-reentrant recomputation stops after this many saves (early stop); None: no limit."""
         self.dry = False
@@ -47,6 +49,10 @@ class Tape:
         """silu_backward runs as CUDA's one kernel; False: decomposed, as in the reference traces (see ops/basic.py)."""
         self.hollow = False
         """Inside a checkpointed forward: saves are counted, not kept."""
+        self.graphless = False
+        """Inside the forward of a reentrant checkpoint, which runs without a graph."""
+        self.lingering: list[tuple[Tensor, int]] = []
+        """What Python nodes hold in attributes of their own, and how many equal blocks it stands for."""
         self.mark = 0
         self.quiet = False
         """The node recorded last saves nothing; ``mark`` is the count of saves when it was recorded."""
@@ -83,6 +89,28 @@ class Tape:
         if self.saves_left is not None and self.saves >= self.saves_left:
             self.dry = True
         return tensors
+
+    def linger(self, tensor: Tensor) -> None:
+        """Hold a tensor as long as the graph lives: an attribute of a Python node (``ctx.tensors = ...``).
+
+        PyTorch frees saved tensors as the backward runs, and checkpoints pack them; it knows nothing of attributes.
+        """
+        if self.graphless or tensor.storage is None:
+            return
+        if tensor.storage.component == TEMPORARIES:
+            tensor.storage.relabel(ACTIVATIONS)
+        repeat = self.pool.repeat
+        given = repeat is not None and tensor.storage.repeat is not repeat
+        self.lingering.append((tensor.detach(), repeat.count if repeat is not None and given else 1))
+
+    def release(self) -> None:
+        """Let go what :meth:`linger` holds: the loss is gone, and with it the graph."""
+        while self.lingering:
+            tensor, count = self.lingering.pop()
+            assert tensor.storage is not None
+            size, component = tensor.storage.size, tensor.storage.component
+            del tensor
+            self.pool.add((1 - count) * size, component)
 
     def record(
         self,
@@ -207,10 +235,11 @@ class Tape:
             kept = tuple([Tensor(t.shape, t.dtype, None) for t in inputs])
         else:
             self.save(*inputs)
-        mark, before, hollow = len(self.nodes), self.saves, self.hollow
-        self.hollow = True
+        mark, before, outer = len(self.nodes), self.saves, (self.hollow, self.graphless)
+        hollow = self.hollow
+        self.hollow, self.graphless = True, reentrant or self.graphless
         out = run(*inputs)
-        self.hollow = hollow
+        self.hollow, self.graphless = outer
         early: tuple[str, ...] = ()
         if not reentrant and self.quiet and isinstance(out.node, Node) and self.nodes[-1] is out.node:
             early = tuple([dtype for _, dtype in out.node.shapes if dtype not in ("", out.dtype)])
@@ -235,6 +264,7 @@ class Tape:
         outer = self.autocast, self.cast_cache, self.saves_left
         self.autocast, self.cast_cache = autocast, {}
         self.saves_left = None if limit is None else self.saves + limit
+        held_before, self.lingering = self.lingering, []
         # Without reentry it is the first saved tensor asked for that starts the recomputation: a last sum, which saves
         # none, has run before and has cast the gradient of its half operand.
         ahead = [self.new(node.grad.shape, dtype) for dtype in early if node.grad is not None]
@@ -256,6 +286,8 @@ class Tape:
         outer_unpacked, self.unpacked = self.unpacked, limit is not None
         self._unwind(floor)
         self.unpacked = outer_unpacked
+        self.release()
+        self.lingering = held_before
         # The recomputation's closure (its masks and tables) lives until the block's last node has run.
         del held, run
         results = [gate.grad for gate in gates]
