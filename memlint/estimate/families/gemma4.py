@@ -12,6 +12,7 @@ from memlint.estimate.engine.tape import Tape, Tensor
 from memlint.estimate.env import Batch, Env
 from memlint.estimate.families.gemma4_parts import Moe, Norm, Rotation, scaled_in_place, shared, sharing
 from memlint.estimate.families.pieces import hooked
+from memlint.estimate.families.shapes import Shape
 from memlint.estimate.ops.activations import activate
 from memlint.estimate.ops.basic import add, mul, scale, slice_of
 from memlint.estimate.stack import Stack
@@ -168,6 +169,7 @@ class Model:
     """Gemma4TextModel: ids [B, S] -> hidden states [B, S, H]."""
 
     head_bias = False
+    shape = Shape(embed_scale=True)
 
     def __init__(self, a: Architecture, b: Build, env: Env) -> None:
         self.a, self.env = a, env
