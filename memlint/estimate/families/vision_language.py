@@ -17,6 +17,7 @@ from memlint.estimate.engine.tape import Tape, Tensor
 from memlint.estimate.env import Batch, Env
 from memlint.estimate.errors import Unsupported
 from memlint.estimate.families.decoder import PAIRED, DecoderModel
+from memlint.estimate.families.pieces import hooked
 from memlint.estimate.ops.basic import add, cast, copy, scale
 from memlint.estimate.ops.images import masked_rows, masked_scatter, put_rows
 from memlint.job import TrainingJob
@@ -39,13 +40,15 @@ TOWERS: dict[str, tuple[str, str, str, str]] = {
     "idefics3": ("image_projectors", "Idefics3", "vision_model", "text_model"),
     "smolvlm": ("image_projectors", "Idefics3", "vision_model", "text_model"),
     "mllama": ("mllama_vision", "Tower", "vision_model", "language_model"),
-    "llama4": ("llama4_vision", "Tower", "vision_model", "language_model"),
     "mistral3": ("pixtral", "Tower", "vision_tower", "language_model"),
+    "llama4": ("llama4_vision", "Tower", "vision_model", "language_model"),
     "internvl": ("image_projectors", "InternVl", "vision_tower", "language_model"),
+    "gemma4": ("gemma4_towers", "Tower", "vision_tower", "language_model"),
 }
 """model_type -> module of this package and class of its tower; names of tower and language model under ``model``."""
 
-CACHED = tuple(kind for kind in TOWERS if kind not in ("idefics3", "smolvlm", "llava_next", "mistral3", "llama4"))
+UNCACHED = ("idefics3", "smolvlm", "llava_next", "mistral3", "llama4", "gemma4")
+CACHED = tuple(kind for kind in TOWERS if kind not in UNCACHED)
 """Types whose language model makes a key-value cache in training too: trainers set ``use_cache`` of the outer config to
 False, but these read the inner one's, which is true unless a checkpoint says otherwise. Checkpointing turns it off. The
 others pass on the outer one's.
@@ -96,6 +99,7 @@ class Body:
         embeds = self.embed(f, batch.ids)
         if self.scaled:
             embeds = scale(f, embeds)
+        embeds = hooked(f, self.env, embeds)
         image = None
         if batch.pixels is not None and self.crossing:
             self._cross(f, batch)
@@ -143,6 +147,10 @@ def _body_of(text: Architecture) -> Any:
         from memlint.estimate.families.hybrid import Model as HybridModel
 
         return HybridModel
+    if text.family == "gemma":
+        from memlint.estimate.families.gemma4 import Model as GemmaModel
+
+        return GemmaModel
     if text.model_type == "mllama_text_model":
         from memlint.estimate.families.mllama import TextModel
 
