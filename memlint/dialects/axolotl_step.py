@@ -51,7 +51,9 @@ def read_objective(run: Run) -> None:
     cfg = run.cfg
     run.rl = cfg.text("rl", RL)
     if run.rl is not None:
-        native = {"ipo": "dpo", "simpo": "dpo", "gdpo": "grpo", "ebft": "grpo"}.get(run.rl, run.rl)
+        native = {"ipo": "dpo", "simpo": "cpo", "gdpo": "grpo", "ebft": "grpo"}.get(run.rl, run.rl)
+        if run.rl == "simpo" and cfg.number("cpo_alpha") == 0:
+            native = "dpo"  # TRL's CPO trainer without the cross entropy of the chosen rows
         run.put("training.objective", native, "rl")
         if run.rl == "ebft":
             run.assume("`rl: ebft` is computed as a GRPO step")

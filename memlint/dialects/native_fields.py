@@ -26,6 +26,7 @@ OBJECTIVES = (
     "token-classification",
     "dpo",
     "orpo",
+    "cpo",
     "kto",
     "reward",
     "grpo",

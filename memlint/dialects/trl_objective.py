@@ -12,7 +12,7 @@ _OBJECTIVES = {
     "sft": "causal-lm",
     "dpo": "dpo",
     "simpo": "dpo",
-    "cpo": "dpo",
+    "cpo": "cpo",
     "orpo": "orpo",
     "kto": "kto",
     "reward": "reward",
@@ -24,10 +24,15 @@ _OBJECTIVES = {
 def apply_objective(arguments: Arguments, version: tuple[int, ...], trainer: str, key: str | None) -> None:
     """Set objective, sequence length, packing, loss, reference model and generation of ``trainer``."""
     draft = arguments.draft
+    objective = _OBJECTIVES[trainer]
+    if trainer == "cpo" and (
+        arguments.section.number("cpo_alpha") == 0 or arguments.section.raw("loss_type") == "alphapo"
+    ):
+        objective = "dpo"  # without the cross entropy of the chosen rows (TRL 1.16 experimental/cpo)
     if key is not None:
-        arguments.put("training.objective", _OBJECTIVES[trainer], key)
+        arguments.put("training.objective", objective, key)
     else:
-        draft.set("training.objective", _OBJECTIVES[trainer], default=f"TRL's {trainer.upper()} trainer")
+        draft.set("training.objective", objective, default=f"TRL's {trainer.upper()} trainer")
     source = f"TRL 1.16: trainer/{_module(trainer)}_config.py"
     if trainer in ("grpo", "rloo"):
         _generation(arguments, source, version)

@@ -97,7 +97,7 @@ class LoraLinear:
 
     def __call__(self, f: Tape, x: Tensor) -> Tensor:
         """lora.Linear.forward: base result, branch in the adapter's dtype, sum, back to the base's dtype."""
-        result = self.base(f, x)
+        result: Tensor = self.base(f, x)
         if not f.adapters:
             return result
         dtype = result.dtype

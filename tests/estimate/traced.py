@@ -16,7 +16,12 @@ from memlint.job import Checkpointing, Lora, Precision, Training, TrainingJob
 from memlint.models.architecture import Architecture
 from memlint.models.config import read_config
 
-PRECISIONS = {"bf16": ("bf16", None), "fp32": ("fp32", None), "bf16-autocast": ("fp32", "bf16")}
+PRECISIONS = {
+    "bf16": ("bf16", None),
+    "fp32": ("fp32", None),
+    "bf16-autocast": ("fp32", "bf16"),
+    "bf16-bf16": ("bf16", "bf16"),
+}
 
 
 def points(name: str) -> list[dict[str, Any]]:

@@ -6,8 +6,8 @@ from math import prod
 from typing import Any
 
 from memlint.estimate.engine.pool import GRADIENTS, TEMPORARIES
-from memlint.estimate.engine.tape import Node, Tape, Tensor
-from memlint.estimate.ops.basic import cast
+from memlint.estimate.engine.tape import Node, Shape, Tape, Tensor, cast_backward
+from memlint.estimate.ops.basic import cast, slice_of
 from memlint.estimate.ops.linear import cast_weight, linear, to_autocast
 from memlint.estimate.ops.loss import cross_entropy
 
@@ -48,47 +48,101 @@ def liger_fused_loss(f: Tape, hidden: Tensor, weight: Tensor) -> Tensor:
     return f.record(loss, _kept_gradients, (x, held), (), (grad_x, grad_w))
 
 
+class _Tiles:
+    """What ChunkedLogProbFunction's loops hold: a tile of the projection, and casts of its two factors.
+
+    A loop variable holds the old cast while the next one is made; in the forward the weight's cast has no variable.
+    """
+
+    def __init__(self, f: Tape, x: tuple[Shape, str], weight: tuple[Shape, str], compute: str) -> None:
+        tokens, width = x[0]
+        self.sizes = [min(TRL_TOKENS, tokens - start) for start in range(0, tokens, TRL_TOKENS)]
+        self.chunks = [min(TRL_VOCABULARY, weight[0][0] - start) for start in range(0, weight[0][0], TRL_VOCABULARY)]
+        self.width, self.compute = width, compute
+        self.casts_x, self.casts_weight = x[1] != compute, weight[1] != compute
+        self.tile = f.new((min(tokens, TRL_TOKENS), TRL_VOCABULARY), compute)
+        self.part_of_x: Tensor | None = None
+        self.part_of_weight: Tensor | None = None
+
+    def run(self, f: Tape, *, holds: bool, widens: bool = False) -> None:
+        """Run the loops. ``holds``: the weight's cast has a variable; ``widens``: the gradients' factors are cast to
+        fp32, one product after the other.
+        """
+        for size in self.sizes:
+            if self.casts_x:
+                self.part_of_x = f.new((size, self.width), self.compute)
+            for chunk in self.chunks:
+                part = f.new((chunk, self.width), self.compute) if self.casts_weight else None
+                if holds:
+                    self.part_of_weight = part
+                del part
+                if widens:
+                    f.pool.touch(4 * size * chunk + 4 * max(size, chunk) * self.width, TEMPORARIES)
+
+
 def _chunked_logprob_backward(f: Tape, node: Node, grad: Tensor) -> tuple[Tensor | None, ...]:
-    (hidden_shape, hidden_dtype), (weight_shape, weight_dtype) = node.shapes
-    compute: str = node.meta
-    tokens = prod(hidden_shape[:-1])
-    grad_hidden = f.new(hidden_shape, "fp32", TEMPORARIES) if node.edges[0] is not None else None
-    grad_weight = f.new(weight_shape, "fp32", GRADIENTS) if node.edges[1] is not None else None
-    tile = f.new((min(tokens, TRL_TOKENS), TRL_VOCABULARY), compute)
-    part = f.new((TRL_VOCABULARY, weight_shape[-1]), compute) if weight_dtype != compute else None
-    del tile, part
-    if grad_hidden is not None:
-        grad_hidden = cast(f, grad_hidden, hidden_dtype)
-    if grad_weight is not None:
-        grad_weight = cast(f, grad_weight, weight_dtype)
-    return grad_hidden, grad_weight
+    hidden, weight = node.shapes
+    compute, widens = node.meta
+    grad_hidden = f.new(hidden[0], "fp32", TEMPORARIES) if node.edges[0] is not None else None
+    grad_weight = f.new(weight[0], "fp32", GRADIENTS) if node.edges[1] is not None else None
+    # The tile and the last casts live until the function returns, so beside both gradients and their own casts.
+    tiles = _Tiles(f, hidden, weight, compute)
+    tiles.run(f, holds=True, widens=widens and compute != "fp32")
+    first = f.new(hidden[0], hidden[1]) if grad_hidden is not None and hidden[1] != "fp32" else grad_hidden
+    second = f.new(weight[0], weight[1], GRADIENTS) if grad_weight is not None and weight[1] != "fp32" else grad_weight
+    return first, second
 
 
-def trl_log_probs(f: Tape, hidden: Tensor, weight: Tensor) -> Tensor:
+def _dense(f: Tape, weight: Tensor) -> Tensor:
+    """The weight behind a node of its own: its gradient is a whole tensor, to which a tied embedding's is added in
+    place, as it is to a cast one.
+    """
+    if weight.node is None:
+        return weight
+    return f.record(Tensor(weight.shape, weight.dtype, weight.storage), cast_backward, (weight,), (), weight.dtype)
+
+
+def _index_backward(f: Tape, node: Node, grad: Tensor) -> tuple[Tensor]:
+    # index_backward: zeros of the indexed tensor's shape, the gradients added in place (index_put_, accumulate).
+    return (f.new(node.meta, grad.dtype),)
+
+
+def trl_log_probs(
+    f: Tape, hidden: Tensor, weight: Tensor, scored: int | None = None, *, widens: bool = False
+) -> Tensor:
     """TRL's fused LM head: log-probabilities [N] of the labels, the projection in tiles of 4096 tokens by 32,768 words.
+
+    hidden: [B, S, H]; scored: positions of a row whose label counts, at most S - 1. widens: torch before 2.8, which
+    multiplies half factors into an fp32 sum only as fp32.
 
     TRL 1.16 trainer/utils.py add_fused_lm_head, kernels/chunked_logprob.py ChunkedLogProbFunction: the scored positions
     are copied out of the hidden states (``hidden_states[mask]``); the backward accumulates both gradients in fp32 and
     casts them.
     """
-    x = Tensor((prod(hidden.shape[:-1]), hidden.shape[-1]), hidden.dtype, hidden.storage, hidden.node)
-    from memlint.estimate.ops.basic import copy
-
-    x = copy(f, x)
-    tokens = x.shape[0]
+    rows, length, width = hidden.shape
+    tokens = rows * (length - 1 if scored is None else min(scored, length - 1))
+    mask = f.new((rows, length - 1), "bool")
+    shifted = slice_of(f, hidden, (rows, length - 1, width))
+    recorded = f.needs(hidden)
+    x = f.new((tokens, width), hidden.dtype)
+    if recorded:
+        f.record(x, _index_backward, (shifted,), f.save(mask), shifted.shape)
+    del hidden, shifted
+    targets = f.new((tokens,), "int64")
     compute = f.autocast or x.dtype
     recorded = f.needs(x, weight)
+    saved = f.save(x, weight, targets) if recorded else ()
     statistics = [f.new((tokens,), "fp32") for _ in range(7)]
-    tile = f.new((min(tokens, TRL_TOKENS), TRL_VOCABULARY), compute)
-    part = f.new((TRL_VOCABULARY, x.shape[-1]), compute) if weight.dtype != compute else None
-    del tile, part
+    tiles = _Tiles(f, (x.shape, x.dtype), (weight.shape, weight.dtype), compute)
+    tiles.run(f, holds=False)
     log_z, entropy = f.new((tokens,), "fp32"), f.new((tokens,), "fp32")
     out = f.new((tokens,), "fp32")
-    del statistics
+    if recorded:
+        saved = (*saved, *f.save(log_z, entropy))
+    del statistics, tiles
     if not recorded:
         return out
-    saved = f.save(x, weight, log_z, entropy)
-    return f.record(out, _chunked_logprob_backward, (x, weight), saved, compute)
+    return f.record(out, _chunked_logprob_backward, (x, _dense(f, weight)), saved, (compute, widens))
 
 
 def _sum_backward(f: Tape, node: Node, grad: Tensor) -> tuple[Tensor]:

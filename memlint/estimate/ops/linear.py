@@ -10,11 +10,13 @@ from memlint.estimate.ops.basic import cast, copy
 class Weight(Tensor):
     """A parameter: its storage is counted with the static bytes, its node accumulates the gradient."""
 
-    __slots__ = ("name",)
+    __slots__ = ("cached", "name")
 
     def __init__(self, name: str, shape: tuple[int, ...], dtype: str, trainable: bool, grad_dtype: str | None) -> None:
         super().__init__(shape, dtype, None, Leaf(shape, grad_dtype or dtype) if trainable else None)
         self.name = name
+        self.cached = trainable
+        """Whether autocast caches its half copy: ``requires_grad`` is on, whether or not a gradient is ever made."""
 
     @property
     def trainable(self) -> bool:
@@ -34,7 +36,7 @@ def cast_weight(f: Tape, weight: Tensor | None) -> Tensor | None:
     if cached is not None:
         return cached
     copied = cast(f, weight, dtype)
-    if isinstance(weight.node, Leaf):
+    if weight.cached if isinstance(weight, Weight) else isinstance(weight.node, Leaf):
         f.cast_cache[id(weight)] = copied
     return copied
 

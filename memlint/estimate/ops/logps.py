@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from math import prod
+
+from memlint.estimate.engine.pool import LOGITS
 from memlint.estimate.engine.tape import Node, Tape, Tensor
-from memlint.estimate.ops.basic import cast
+from memlint.estimate.ops.basic import copy, slice_of
+from memlint.estimate.ops.loss import cross_entropy
 
 
 def _half_backward(f: Tape, node: Node, grad: Tensor) -> tuple[Tensor]:
@@ -36,7 +40,7 @@ def _single_backward(f: Tape, node: Node, grad: Tensor) -> tuple[Tensor]:
 
 
 def selective_log_softmax(f: Tape, logits: Tensor) -> Tensor:
-    """TRL's selective_log_softmax (trainer/utils.py, 1.9): logits [B, S, V] -> [B, S].
+    """TRL's selective_log_softmax before its kernel (trainer/utils.py, 1.9 to 1.13): logits [B, S, V] -> [B, S].
 
     Half precision keeps a log-softmax of every row; fp32 keeps only the logits themselves.
     """
@@ -62,6 +66,46 @@ def selective_log_softmax(f: Tape, logits: Tensor) -> Tensor:
     return f.record(out, _half_backward, (logits,), saved) if recorded else out
 
 
+def _kernel_backward(f: Tape, node: Node, grad: Tensor) -> tuple[Tensor]:
+    # The Triton kernel writes one gradient, contiguous, in the logits' dtype.
+    shape, dtype = node.shapes[0]
+    return (f.new(shape, dtype),)
+
+
+def kernel_log_probs(f: Tape, logits: Tensor) -> Tensor:
+    """TRL's selective_log_softmax on a GPU (1.14 to 1.16 kernels/logprob_entropy.py _LogProbEntropyFunction).
+
+    logits [B, S, V] -> [B, S] in fp32. It saves the logits themselves; log-probabilities, entropy and two statistics
+    are fp32 numbers a row.
+    """
+    recorded = f.needs(logits)
+    shape = logits.shape[:-1]
+    out, entropy = f.new(shape, "fp32"), f.new(shape, "fp32")
+    log_z, expected = f.new(shape, "fp32"), f.new(shape, "fp32")
+    if not recorded:
+        return out
+    del entropy
+    return f.record(out, _kernel_backward, (logits,), f.save(logits, log_z, expected))
+
+
+def chosen_loss(f: Tape, logits: Tensor, labels: Tensor) -> Tensor:
+    """The cross entropy of the chosen half that ORPO and CPO add (concatenated_forward in TRL 1.16
+    experimental/{orpo,cpo}).
+
+    logits [2B, S, V], in their own dtype: ``logits[..., :-1, :].contiguous()``, which copies more than one row.
+    """
+    rows, length, width = logits.shape
+    chosen = slice_of(f, logits, (rows // 2, length, width))
+    shifted = slice_of(f, chosen, (rows // 2, length - 1, width))
+    del logits, chosen
+    if rows > 2:
+        shifted = copy(f, shifted)
+    targets = f.new((rows // 2 * (length - 1),), labels.dtype)
+    flat = shifted.view(rows // 2 * (length - 1), width)
+    del shifted
+    return cross_entropy(f, flat, targets)
+
+
 def _whole_backward(f: Tape, node: Node, grad: Tensor) -> tuple[Tensor]:
     shape, dtype = node.shapes[0]
     scattered = f.new(shape, dtype)
@@ -71,10 +115,18 @@ def _whole_backward(f: Tape, node: Node, grad: Tensor) -> tuple[Tensor]:
 
 
 def log_softmax_gather(f: Tape, logits: Tensor) -> Tensor:
-    """``gather(logits.log_softmax(-1), labels)`` over all rows at once (LLaMA-Factory 0.9 train/trainer_utils.py)."""
-    logits = cast(f, logits, "fp32")
+    """``gather(logits[:, :-1].log_softmax(-1), labels)`` over all rows at once (LLaMA-Factory 0.9.5
+    train/trainer_utils.py get_batch_logps), in fp32.
+
+    The kernel makes a strided input contiguous first (host_softmax in aten/src/ATen/native/cuda/SoftMax.cu): the slice
+    of more than one row.
+    """
+    rows, length, width = logits.shape
+    logits = slice_of(f, logits, (rows, length - 1, width))
     recorded = f.needs(logits)
     log_probs = f.like(logits)
+    if rows > 1:
+        f.pool.touch(4 * prod(logits.shape), LOGITS)
     saved = f.save(log_probs) if recorded else ()
     out = f.new(logits.shape[:-1], "fp32")
     return f.record(out, _whole_backward, (logits,), saved) if recorded else out

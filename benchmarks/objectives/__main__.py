@@ -1,0 +1,164 @@
+"""The simulation of preference, reward and policy training against traces of TRL's real trainers.
+
+    python -m benchmarks.objectives [--only dpo,grpo] [--output tests/estimate/traces_objectives.jsonl]
+
+Needs TRL 1.16 beside the measure extra; a run takes seconds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+from benchmarks.objectives.run import traced
+from benchmarks.objectives.trainers import Setup
+from memlint.measure.trace.settings import LoraSettings, TraceSettings
+from tests.estimate.objective_points import simulated, title
+
+_WIDE: dict[str, Any] = {
+    "hidden_size": 512,
+    "intermediate_size": 1408,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "vocab_size": 8192,
+    "max_position_embeddings": 4096,
+}
+MODELS: dict[str, dict[str, Any]] = {
+    "llama": {"model_type": "llama", **_WIDE},
+    "qwen2": {
+        **{"model_type": "qwen2", "hidden_size": 896, "intermediate_size": 4864, "num_hidden_layers": 2},
+        **{"num_attention_heads": 14, "num_key_value_heads": 2, "vocab_size": 151936, "tie_word_embeddings": True},
+    },
+    "gpt2": {"model_type": "gpt2", "n_embd": 512, "n_layer": 2, "n_head": 8, "vocab_size": 8192},
+}
+PRECISIONS: dict[str, tuple[str, str | None]] = {
+    "bf16": ("bf16", None),
+    "fp32": ("fp32", None),
+    "bf16-autocast": ("fp32", "bf16"),
+    "bf16-bf16": ("bf16", "bf16"),
+}
+"""Weights and autocast; the last is what TRL's own default makes of a model that is loaded in bf16."""
+
+
+def _point(objective: str, model: str = "llama", **fields: Any) -> dict[str, Any]:
+    point: dict[str, Any] = {
+        "objective": objective,
+        "config": MODELS[model],
+        "precision": "bf16",
+        "checkpointing": "none",
+        "attention": "sdpa",
+        "padding": False,
+        "optimizer": "sgd",
+        "batch": 2,
+        "seq": 512,
+        "reference": "none",
+        "options": {},
+        **fields,
+    }
+    if objective in ("grpo", "rloo"):
+        point.setdefault("completion", point["seq"] // 2)
+    if objective == "dpo":
+        point["options"] = {"loss_type": ["sigmoid"], **point["options"]}
+    return point
+
+
+LORA: dict[str, Any] = {"rank": 16, "targets": "all-linear"}
+_KINDS: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("sft", {}),
+    ("dpo", {"reference": "copy"}),
+    ("kto", {"reference": "copy"}),
+    ("reward", {}),
+    ("grpo", {}),
+    ("rloo", {"reference": "copy"}),
+    ("orpo", {}),
+    ("cpo", {}),
+)
+
+
+def points() -> Iterator[dict[str, Any]]:
+    """What is traced: each objective in the setups that change it, and further setups of some."""
+    for kind, fields in _KINDS:
+        lora = {**LORA, "modules_to_save": ["score"]} if kind == "reward" else LORA
+        adapted = {**fields, "reference": "adapter" if fields else "none", "lora": lora}
+        yield _point(kind, **fields)
+        yield _point(kind, **fields, precision="bf16-autocast", batch=1)
+        yield _point(kind, **fields, precision="bf16-bf16", checkpointing="nonreentrant")
+        yield _point(kind, **adapted, precision="bf16-bf16", checkpointing="nonreentrant")
+        yield _point(kind, **fields, precision="fp32", batch=1)
+        yield _point(kind, "gpt2", **fields, batch=1)
+        yield _point(kind, "qwen2", **adapted, batch=1, seq=1024)
+    yield _point("dpo", reference="precomputed", options={"loss_type": ["ipo"]})
+    yield _point("dpo", reference="adapter", lora=LORA, checkpointing="reentrant", precision="bf16-autocast")
+    yield _point("dpo", reference="copy", padding=True)
+    yield _point("dpo", "qwen2", reference="copy", seq=3072, precision="bf16-autocast", checkpointing="nonreentrant")
+    yield _point("kto", reference="precomputed", batch=1)
+    yield _point("kto", reference="adapter", lora=LORA, options={"loss_type": "apo_zero_unpaired"})
+    yield _point("cpo", options={"loss_type": "simpo", "cpo_alpha": 0.0})
+    yield _point("sft", "qwen2", seq=3072, precision="bf16-autocast", checkpointing="nonreentrant")
+    yield _point("sft", options={"loss_type": "dft"}, padding=True)
+    yield _point("grpo", "qwen2", seq=2048, batch=4, checkpointing="nonreentrant", precision="bf16-autocast")
+    yield _point("grpo", reference="copy", options={"beta": 0.04, "loss_type": "grpo"})
+
+
+def trace_point(point: dict[str, Any]) -> Any:
+    """Trace one point."""
+    weights, autocast = PRECISIONS[point["precision"]]
+    names = ("objective", "batch", "seq", "reference", "options")
+    setup = Setup(**{name: point[name] for name in names}, completion=point.get("completion", 0))
+    settings = TraceSettings(
+        weights=weights,
+        autocast=autocast,
+        checkpointing=point["checkpointing"],
+        attention=point["attention"],
+        padding=point["padding"],
+        optimizer=point["optimizer"],
+        lora=LoraSettings(**point["lora"]) if "lora" in point else None,
+    )
+    return traced(point["config"], setup, settings)
+
+
+PHASES = ("forward", "loss", "backward", "clip", "optimizer")
+
+
+def main() -> int:
+    """Print a line a point and the summary."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--only", type=lambda text: text.split(","))
+    parser.add_argument("--output")
+    options = parser.parse_args()
+    warnings.simplefilter("ignore")
+    errors = []
+    rows = []
+    for point in points():
+        if options.only and point["objective"] not in options.only:
+            continue
+        result = trace_point(point)
+        point["parameters"] = result.parameters
+        point["phase_peaks"] = {name: result.phase_peaks[name] for name in PHASES if name in result.phase_peaks}
+        point["forward_end_bytes"] = result.fwd_end_bytes - result.static_before_fwd_bytes
+        rows.append(point)
+        step = simulated(point)
+        phases = {phase.phase: phase.peak_bytes for phase in step.timeline}
+        peak, kept = max(phases.values()), step.forward_end_bytes
+        errors.append(abs(peak / result.peak_bytes - 1))
+        print(
+            f"{title(point):74} traced {result.peak_bytes:11} {result.peak_phase:8} simulated"
+            f" {peak / result.peak_bytes - 1:+.3%} {max(phases, key=lambda name: phases[name]):8} kept"
+            f" {point['forward_end_bytes']:10} {kept / point['forward_end_bytes'] - 1:+.3%}",
+            flush=True,
+        )
+    if options.output:
+        with open(options.output, "w", encoding="utf-8") as file:
+            file.writelines(json.dumps(row, sort_keys=True) + "\n" for row in rows)
+    print(f"{len(errors)} points: median error {statistics.median(errors):.4%}, worst {max(errors):.3%}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

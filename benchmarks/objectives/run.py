@@ -1,0 +1,176 @@
+"""One step of a real trainer on fake CUDA tensors."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from types import MethodType
+from typing import Any
+from unittest import mock
+
+import torch
+from torch._subclasses import FakeTensorMode
+
+from benchmarks.objectives.declared import DeclaringMode, trainer_class
+from benchmarks.objectives.trainers import DROPS, Setup, add_head, make_batch, make_trainer
+from memlint.measure.trace.adapters import add_lora, checkpoint_layers
+from memlint.measure.trace.build import DTYPES, make_config, make_model
+from memlint.measure.trace.cuda_choices import cuda_choices
+from memlint.measure.trace.guard import install_idle_cuda
+from memlint.measure.trace.optimizers import OPTIMIZERS
+from memlint.measure.trace.phases import label, loss_phase, module_paths
+from memlint.measure.trace.recorder import Recorder
+from memlint.measure.trace.result import TraceResult, summarise
+from memlint.measure.trace.run import _no_collection
+from memlint.measure.trace.settings import LoraSettings, TraceSettings
+
+
+def traced(hf_config: Mapping[str, Any], setup: Setup, settings: TraceSettings) -> TraceResult:
+    """The account of the second step of TRL's trainer. Raises ImportError where TRL is not installed."""
+    make_trainer_class_known(setup)
+    install_idle_cuda()
+    recorder = Recorder()
+    classifier = {"num_labels": 1, "pad_token_id": 0} if setup.objective == "reward" else {}
+    config = make_config({**hf_config, **classifier})
+    autocast = DTYPES[settings.autocast] if settings.autocast else None
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(cuda_choices(recorder, padding=settings.padding))
+        stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
+        mode = DeclaringMode(recorder, padding=settings.padding)
+        mode.scored = {}
+        if setup.completion:
+            mode.scored[(setup.batch, setup.seq - 1)] = setup.batch * setup.completion
+        stack.enter_context(mode)
+        stack.enter_context(_fused_loss_phase(recorder, setup))
+        recorder.enter("build", 0)
+        model, base, reference = _models(config, setup, settings)
+        elements = sum(p.numel() for p in base.parameters())
+        if settings.lora is not None:
+            elements -= sum(p.numel() for name, p in base.named_parameters() if "lora_" in name)
+        stack.enter_context(loss_phase(recorder, base))
+        prepare(model, autocast)
+        if reference is not None:
+            reference.eval()
+            prepare(reference, autocast)
+        trainer = make_trainer(setup, model, reference, autocast)
+        parameters = [p for p in model.parameters() if p.requires_grad]
+        everything = [*model.parameters(), *(reference.parameters() if reference is not None else ())]
+        recorder.note_parameters(everything)
+        label(recorder, everything, "params")
+        label(recorder, [*model.buffers(), *(reference.buffers() if reference is not None else ())], "buffers")
+        driver = OPTIMIZERS[settings.optimizer](parameters)
+        stack.enter_context(module_paths(recorder, model))
+        stack.enter_context(_no_collection())
+        marks: dict[str, int] = {}
+        for number in range(1, settings.steps + 1):
+            marks = _step(recorder, trainer, parameters, driver, setup, settings, number)
+        recorder.enter("end")
+        trained = sum(p.numel() for p in parameters)
+        vocabulary = int(getattr(config.get_text_config(), "vocab_size", 0))
+        return summarise(recorder, (elements, trained), settings.steps, marks, vocabulary)
+
+
+def make_trainer_class_known(setup: Setup) -> None:
+    """Import the trainer before fake tensors rule: packages make real ones while they load."""
+    from benchmarks.objectives.trainers import KINDS
+
+    module, name, config = KINDS[setup.objective]
+    trainer_class(module, name)
+    trainer_class(module.replace("_trainer", "_config"), config)
+
+
+def prepare(model: Any, autocast: torch.dtype | None) -> None:
+    """What accelerate 1.15's Accelerator.prepare_model does to a model under mixed precision."""
+    if autocast is None:
+        return
+    from accelerate.utils import convert_outputs_to_fp32
+
+    inner = torch.autocast("cuda", autocast)(model.forward.__func__)
+    model.forward = MethodType(inner, model)
+    model.forward = MethodType(convert_outputs_to_fp32(model.forward.__func__), model)
+
+
+def _models(config: Any, setup: Setup, settings: TraceSettings) -> tuple[Any, Any, Any]:
+    """The model as it trains, the transformers model inside it, and the reference model or None."""
+    head = "seqcls" if setup.objective == "reward" else "causal"
+
+    def one() -> Any:
+        return make_model(config, head=head, dtype=DTYPES[settings.weights], attention=settings.attention)
+
+    base = one()
+    base.train()
+    reference = one() if setup.reference == "copy" else None
+    if settings.checkpointing != "none":
+        checkpoint_layers(base, settings)
+    model = base if settings.lora is None else _adapted(base, setup, settings.lora)
+    if settings.lora is not None and settings.checkpointing != "none":
+        model.enable_input_require_grads()
+    if setup.objective in DROPS:
+        trainer_class("trainer.utils", "disable_dropout_in_model")(model)
+        if reference is not None:
+            trainer_class("trainer.utils", "disable_dropout_in_model")(reference)
+    add_head(setup, base, reference)
+    return model, base, reference
+
+
+def _adapted(base: Any, setup: Setup, lora: LoraSettings) -> Any:
+    if setup.objective != "reward":
+        return add_lora(base, lora)
+    import peft
+
+    # The task type that TRL asks for with a reward model: PEFT trains the scoring layer in full beside the adapter.
+    targets = list(lora.targets) if isinstance(lora.targets, tuple) else lora.targets
+    return peft.get_peft_model(base, peft.LoraConfig(r=lora.rank, target_modules=targets, task_type="SEQ_CLS"))
+
+
+@contextlib.contextmanager
+def _fused_loss_phase(recorder: Recorder, setup: Setup) -> Iterator[None]:
+    """Enter the phase ``loss`` when the policy's fused head, or TRL's log-softmax kernel, is called with gradients."""
+    owners = [trainer_class("kernels.chunked_logprob", "ChunkedLogProbFunction")]
+    owners.append(trainer_class("kernels.logprob_entropy", "_LogProbEntropyFunction"))
+    with contextlib.ExitStack() as stack:
+        for owner in owners:
+            stack.enter_context(mock.patch.object(owner, "forward", _entering(recorder, owner.forward)))
+        yield
+
+
+def _entering(recorder: Recorder, inner: Any) -> Any:
+    def forward(ctx: Any, hidden: torch.Tensor, *args: Any) -> Any:
+        if recorder.phase == "forward" and hidden.requires_grad:
+            recorder.enter("loss")
+        return inner(ctx, hidden, *args)
+
+    return staticmethod(forward)
+
+
+def _step(
+    recorder: Recorder,
+    trainer: Any,
+    parameters: list[Any],
+    driver: Any,
+    setup: Setup,
+    settings: TraceSettings,
+    number: int,
+) -> dict[str, int]:
+    inputs = make_batch(setup)
+    label(recorder, inputs.values(), "inputs")
+    marks = {"begin": len(recorder.events)}
+    recorder.enter("forward", number)
+    loss = trainer.compute_loss(trainer.model, inputs)
+    marks["forward_end"] = len(recorder.events)
+    recorder.enter("backward")
+    loss.backward()
+    marks["backward_end"] = len(recorder.events)
+    label(recorder, [p.grad for p in parameters if p.grad is not None], "grads")
+    del loss
+    recorder.enter("clip")
+    if settings.max_grad_norm is not None:
+        torch.nn.utils.clip_grad_norm_(parameters, settings.max_grad_norm, foreach=True)
+    recorder.enter("optimizer")
+    driver.step()
+    label(recorder, [value for state in driver.state.values() for value in state.values()], "optim")
+    recorder.enter("zero_grad")
+    driver.zero_grad(set_to_none=True)
+    for values in trainer._metrics.values():
+        values.clear()
+    return marks

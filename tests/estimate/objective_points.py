@@ -1,0 +1,51 @@
+"""Jobs of the traced runs in ``traces_objectives.jsonl``: real trainers of TRL 1.16 on fake tensors.
+
+Made by ``python -m benchmarks.objectives`` (which needs TRL beside transformers 5.24 and torch 2.13). ``batch`` counts
+samples, or pairs where the trainer takes pairs; ``options`` are the fields of the trainer's config that differ from
+its defaults.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from memlint.estimate.simulate import Step, run_step
+from memlint.job import TrainingJob, replace_fields
+from tests.estimate import traced
+
+NATIVE = {"sft": "causal-lm", "rloo": "grpo"}
+"""Trainer -> objective, where the names differ."""
+FUSED = ("sft", "dpo", "kto", "grpo", "rloo")
+"""Trainers with TRL's fused head."""
+DROPS = ("dpo", "kto", "reward", "orpo", "cpo")
+"""Trainers whose config switches dropout off."""
+
+
+def title(point: dict[str, Any]) -> str:
+    """A test's name for a run."""
+    words = [point["objective"], point["config"]["model_type"], point["precision"], point["checkpointing"]]
+    words += ["lora"] * ("lora" in point) + [point["reference"]] * (point["reference"] != "none")
+    words += ["padding"] * point["padding"] + [f"b{point['batch']}"] + [str(v) for v in point["options"].values()]
+    return " ".join(words)
+
+
+def job(point: dict[str, Any]) -> TrainingJob:
+    """The job that a run traced."""
+    objective = point["objective"]
+    plain = objective == "cpo" and point["options"].get("cpo_alpha") == 0
+    return replace_fields(
+        traced.job(point),
+        {
+            "framework": "trl 1.16.0",
+            "training.objective": "dpo" if plain else NATIVE.get(objective, objective),
+            "training.loss": "chunked" if objective in FUSED else "standard",
+            "training.reference_model": point["reference"],
+            "training.padding": point["padding"],
+            "training.completion_length": point.get("completion"),
+        },
+    )
+
+
+def simulated(point: dict[str, Any], *, full: bool = False) -> Step:
+    """The simulated step of the same job on an A100."""
+    return run_step(job(point), (8, 0), full=full)

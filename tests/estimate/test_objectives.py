@@ -1,0 +1,67 @@
+"""Preference, reward and policy training, and TRL's SFT, against the real trainers traced on fake tensors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from memlint.estimate.simulate import run_step
+from memlint.job import Lora, replace_fields
+from tests.estimate.objective_points import job, simulated, title
+from tests.estimate.traced import peak, phases_of, points
+
+POINTS = points("traces_objectives.jsonl")
+
+
+@pytest.mark.parametrize("run", POINTS, ids=title)
+def test_the_simulation_agrees_with_the_trainer(run: dict[str, Any]) -> None:
+    step = simulated(run)
+    phases = phases_of(step)
+    traced = run["phase_peaks"]
+    assert peak(phases)[0] == peak(traced)[0]
+    # An adapter under checkpointing: what runs of a layer's backward before the layer is run again.
+    rel = 0.001 if "lora" not in run or run["checkpointing"] == "none" else 0.03
+    assert peak(phases)[1] == pytest.approx(peak(traced)[1], rel=rel)
+    assert step.forward_end_bytes == pytest.approx(run["forward_end_bytes"], rel=0.004)
+    assert phases["backward"] == pytest.approx(traced["backward"], rel=rel)
+    if "loss" in traced:
+        assert phases["loss"] == pytest.approx(traced["loss"], rel=0.006)
+
+
+@pytest.mark.parametrize("run", [p for p in POINTS if p["precision"] == "bf16"], ids=title)
+def test_one_layer_stands_for_all_equal_ones(run: dict[str, Any]) -> None:
+    deep = {**run, "config": {**run["config"], "n_layer": 6, "num_hidden_layers": 6}}
+    short, full = simulated(deep), simulated(deep, full=True)
+    assert [(p.phase, p.peak_bytes) for p in short.timeline] == [(p.phase, p.peak_bytes) for p in full.timeline]
+
+
+def point(objective: str, **fields: Any) -> dict[str, Any]:
+    return next(p for p in POINTS if p["objective"] == objective and fields.items() <= p.items())
+
+
+def highest(run: dict[str, Any], **changes: Any) -> int:
+    return peak(phases_of(run_step(replace_fields(job(run), changes), (8, 0))))[1]
+
+
+def test_dropout_of_an_adapter_is_switched_off_for_preferences_but_not_for_policies() -> None:
+    for objective, same in (("dpo", True), ("grpo", False), ("sft", False)):
+        run = next(p for p in POINTS if p["objective"] == objective and "lora" in p and p["checkpointing"] == "none")
+        settings = {name: run["lora"][name] for name in ("rank", "targets")}
+        plain = highest(run)
+        dropping = highest(run, **{"training.lora": Lora(**settings, dropout=0.1)})
+        assert (dropping == plain) is same, objective
+
+
+def test_a_policys_reference_takes_memory_but_no_pass_of_the_step() -> None:
+    run = point("rloo", precision="bf16", reference="copy")
+    with_reference, alone = job(run), replace_fields(job(run), {"training.reference_model": "none"})
+    first, second = run_step(with_reference, (8, 0)), run_step(alone, (8, 0))
+    extra = first.static["parameters"] - second.static["parameters"]
+    for a, b in zip(first.timeline, second.timeline):
+        assert a.peak_bytes - b.peak_bytes == extra
+
+
+def test_an_older_torch_widens_the_factors_of_the_fused_heads_gradients() -> None:
+    run = point("sft", precision="bf16")
+    assert highest(run, versions={"torch": "2.7.1"}) > highest(run, versions={"torch": "2.8.0"})
