@@ -108,12 +108,13 @@ def _experts(stated: Mapping[Any, Any], values: Mapping[str, Any], path: KeyPath
 
 
 def _no_choice(values: Mapping[str, Any], path: KeyPath) -> list[ConfigProblem]:
-    """DeepSeek V2's class has no default for the number of experts a token takes; its forward fails without."""
-    if values.get("model_type") != "deepseek_v2" or _number(values, "num_experts_per_tok"):
+    """Some classes have no default for the number of experts a token takes; their forward fails without."""
+    kind = values.get("remote_model_type") or values.get("model_type")
+    if kind not in ("deepseek", "deepseek_v2", "dots1") or _number(values, "num_experts_per_tok"):
         return []
     if not _number(values, "n_routed_experts"):
         return []
-    return [ConfigProblem(path, "`num_experts_per_tok` is missing: `deepseek_v2` has no default for it")]
+    return [ConfigProblem(path, f"`num_experts_per_tok` is missing: `{kind}` has no default for it")]
 
 
 def _layer_types(stated: Mapping[Any, Any], values: Mapping[str, Any], path: KeyPath) -> list[ConfigProblem]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any, Mapping
 
-from memlint.models.traits import LOSS_IN_OWN_DTYPE, NORMED_HEAD
+from memlint.models.traits import EXPERT_MODULES, LOSS_IN_OWN_DTYPE, NORMED_HEAD
 from memlint.records import dataclass, field
 
 
@@ -58,7 +58,14 @@ REMOTE: dict[str, Remote] = {
     ),
     "mimo": Remote("qwen2", "the next-token-prediction layers are left out"),
     "kimi_k2": Remote("deepseek_v3"),
-    "deepseek": Remote("qwen2_moe", "shared experts are computed as one of their joint width without gate"),
+    # DeepSeek MoE (modeling_deepseek.py of deepseek-moe-16b-base) has the fields of GLM 4's mixture, heads without
+    # norms, all of their width rotated.
+    "deepseek": Remote(
+        "glm4_moe",
+        "its experts are taken to get equally many tokens",
+        values={"use_qk_norm": False, "partial_rotary_factor": 1.0, "num_nextn_predict_layers": 0},
+        traits=frozenset({EXPERT_MODULES}),
+    ),
     "chatglm": Remote(
         "glm",
         "computed as GLM with fused query, key and value",

@@ -112,11 +112,13 @@ def _qwen(values: Values, stated: Mapping[str, Any]) -> None:
 
 
 def _deepseek(values: Values, stated: Mapping[str, Any]) -> None:
-    """First-generation DeepSeek MoE: shared experts side by side, the first layers dense."""
-    shared = stated.get("n_shared_experts") or 0
-    values["num_experts"] = stated.get("n_routed_experts") or values.get("num_experts")
-    values["shared_expert_intermediate_size"] = int(shared) * int(values.get("moe_intermediate_size") or 0)
-    values["mlp_only_layers"] = list(range(min(int(stated.get("first_k_dense_replace") or 0), layers(values))))
+    """DeepseekConfig: dense throughout unless it states routed experts, no shared experts unless it states them."""
+    values["n_routed_experts"] = stated.get("n_routed_experts") or 0
+    values["n_shared_experts"] = stated.get("n_shared_experts") or 0
+    values["num_experts_per_tok"] = stated.get("num_experts_per_tok")
+    values["norm_topk_prob"] = bool(stated.get("norm_topk_prob"))
+    dense = stated.get("first_k_dense_replace") or 0
+    values["first_k_dense_replace"] = dense if values["n_routed_experts"] else layers(values)
 
 
 def _paligemma(values: Values, stated: Mapping[str, Any]) -> None:

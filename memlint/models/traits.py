@@ -8,6 +8,9 @@ LOSS_IN_OWN_DTYPE = "loss in the dtype of its logits"
 NORMED_HEAD = "normed head"
 """NormHead of Baichuan 2's modeling_baichuan.py: in training the head's rows are normalised in every forward."""
 
+EXPERT_MODULES = "experts are modules"
+"""modeling_deepseek.py of DeepSeek MoE keeps each expert as a module of linear layers, and has one softmax router."""
+
 MASK_PER_LAYER = "mask per layer"
 """Qwen's code of August 2023: QWenAttention registers a [P, P] bool mask in every layer, P = max_position_embeddings
 (as kept in modelscope 1.9.5, models/nlp/qwen/backbone.py:154). Later revisions register one for the model, then none,

@@ -6,7 +6,9 @@ from typing import Any
 
 import pytest
 
-from tests.estimate.family_points import names_of, phases_of, simulated, title
+from memlint.estimate.errors import Unsupported
+from memlint.models.config import read_config
+from tests.estimate.family_points import count, names_of, phases_of, simulated, title
 from tests.estimate.traced import peak, points
 
 POINTS = [*points("traces_further.jsonl"), *points("traces_recent.jsonl")]
@@ -49,3 +51,49 @@ def test_xglm_has_a_table_of_sines_and_biogpt_a_trained_one() -> None:
 def test_mpnets_bias_is_trained_once_for_all_layers() -> None:
     names = [name for name in names_of(point("mpnet")) if "relative_attention_bias" in name]
     assert names == ["mpnet.encoder.relative_attention_bias.weight"]
+
+
+DEEPSEEK_MOE = {
+    "model_type": "deepseek",
+    "hidden_size": 2048,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 16,
+    "intermediate_size": 10944,
+    "moe_intermediate_size": 1408,
+    "n_routed_experts": 64,
+    "n_shared_experts": 2,
+    "num_experts_per_tok": 6,
+    "first_k_dense_replace": 1,
+    "vocab_size": 102400,
+}
+
+
+def test_deepseeks_first_mixture_has_the_published_number_of_parameters() -> None:
+    assert count(DEEPSEEK_MOE) == 16_375_728_128
+
+
+def test_deepseeks_experts_are_linear_layers_that_adapters_and_quantisation_see() -> None:
+    small = {**DEEPSEEK_MOE, "num_hidden_layers": 3, "n_routed_experts": 8, "vocab_size": 2048}
+    run = point("biogpt", config=small, lora={"rank": 8, "targets": ["gate_proj"]})
+    adapted = {name for name in names_of(run) if name.endswith("lora_A")}
+    assert "model.layers.1.mlp.experts.7.gate_proj.lora_A" in adapted
+    assert "model.layers.0.mlp.gate_proj.lora_A" in adapted
+
+
+@pytest.mark.parametrize("missing", ["deepseek", "dots1"])
+def test_a_choice_among_experts_without_a_number_is_the_configs_fault(missing: str) -> None:
+    fields = {**DEEPSEEK_MOE, "model_type": missing}
+    del fields["num_experts_per_tok"]
+    problems = read_config(fields)
+    assert isinstance(problems, list)
+    assert "`num_experts_per_tok` is missing" in problems[0].message
+
+
+@pytest.mark.parametrize(
+    ("config", "sentence"),
+    [({"model_type": "rwkv"}, "no memory model for `rwkv`"), ({"model_type": "dots1"}, "does not state")],
+)
+def test_what_has_no_model_says_so_in_a_sentence(config: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(Unsupported, match=sentence):
+        count(config)

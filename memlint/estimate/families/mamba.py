@@ -11,6 +11,7 @@ from typing import Any
 from memlint.estimate.build import Build
 from memlint.estimate.engine.tape import Tape, Tensor
 from memlint.estimate.env import Batch, Env
+from memlint.estimate.errors import Unsupported, required
 from memlint.estimate.families.decoder import DecoderModel
 from memlint.estimate.families.mamba_mixer import Mixer
 from memlint.estimate.families.norms import Norm
@@ -44,6 +45,8 @@ class Block:
 
 def make_mixer(a: Architecture, b: Build, name: str) -> Any:
     """The mixer of a model type."""
+    if a.model_type == "rwkv":
+        raise Unsupported("no memory model for `rwkv` yet: its attention runs in a kernel of its own")
     if a.model_type == "mamba2":
         from memlint.estimate.families.mamba2_mixer import mamba2_mixer
 
@@ -54,7 +57,7 @@ def make_mixer(a: Architecture, b: Build, name: str) -> Any:
         name,
         inner=int(a.get("intermediate_size") or a.get("expand", 2) * a.hidden_size),
         state=int(a.get("state_size", 16)),
-        rank=int(a.get("time_step_rank")),
+        rank=required(a, "time_step_rank"),
         kernel=int(a.get("conv_kernel", 4)),
         conv_bias=bool(a.get("use_conv_bias", True)),
         bias=bool(a.get("use_bias", False)),

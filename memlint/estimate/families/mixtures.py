@@ -9,6 +9,7 @@ from typing import Any, Callable
 
 from memlint.estimate.families.shapes import Shape
 from memlint.models.architecture import Architecture
+from memlint.models.traits import EXPERT_MODULES
 from memlint.records import dataclass
 
 
@@ -116,6 +117,11 @@ TYPES: dict[str, Mixture] = {
     "glm4_moe:plain": Mixture(
         shape=Shape(o_bias=False, mlp_bias=False, rope_cat=True), sparse=_after_dense, **_DEEPSEEK
     ),
+    "deepseek": Mixture(
+        shape=Shape(qkv_bias="attention_bias", o_bias="attention_bias", mlp_bias=False),
+        sparse=_after_dense,
+        **{**_DEEPSEEK, "router": "softmax"},
+    ),
     "dots1": Mixture(shape=Shape(mlp_bias=False, qk_norm="head"), sparse=_after_dense, **_DEEPSEEK),
     "solar_open": Mixture(shape=Shape(o_bias=False, mlp_bias=False), **_DEEPSEEK),
     "exaone_moe": Mixture(
@@ -165,6 +171,8 @@ TYPES: dict[str, Mixture] = {
 
 def mixture_of(a: Architecture) -> Mixture:
     """The row of a model type; a plain Qwen-like mixture where there is none."""
+    if EXPERT_MODULES in a.traits:
+        return TYPES["deepseek"]
     if a.model_type == "glm4_moe" and not a.get("use_qk_norm", False):
         return TYPES["glm4_moe:plain"]
     return TYPES.get(a.model_type, Mixture())

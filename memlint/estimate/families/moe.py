@@ -12,11 +12,12 @@ from typing import Any, Callable
 from memlint.estimate.build import Build
 from memlint.estimate.engine.tape import Node, Tape, Tensor
 from memlint.estimate.env import Env
-from memlint.estimate.errors import Unsupported
+from memlint.estimate.errors import Unsupported, required
 from memlint.estimate.families.body import Body
-from memlint.estimate.families.expert_adapters import FoldedRouter, expert_targets, plain_linear
+from memlint.estimate.families.expert_adapters import ExpertTargets, FoldedRouter, expert_targets, plain_linear
 from memlint.estimate.families.llama import Attention, layer_kinds
 from memlint.estimate.families.mixtures import TYPES, Mixture, mixture_of
+from memlint.estimate.families.module_experts import ModuleExperts
 from memlint.estimate.families.norms import Norm
 from memlint.estimate.families.rotary import partial_rotary
 from memlint.estimate.families.routers import (
@@ -35,6 +36,7 @@ from memlint.estimate.ops.experts import Experts
 from memlint.estimate.ops.views import split
 from memlint.estimate.stack import Stack
 from memlint.models.architecture import Architecture
+from memlint.models.traits import EXPERT_MODULES
 
 NORMALISING = ("qwen3_next", "qwen3_5_moe_text", "lfm2_moe")
 """Types whose class defaults divide the chosen weights by their sum."""
@@ -96,21 +98,26 @@ class Moe:
     def __init__(self, a: Architecture, b: Build, name: str, m: Mixture) -> None:
         h = a.hidden_size
         act = str(a.get("hidden_act") or "silu")
-        experts = int(a.get(m.experts) or a.get("num_experts") or a.get("num_local_experts"))
-        width = int(a.get(m.width) or a.get("intermediate_size"))
+        experts = required(a, m.experts, "num_experts", "num_local_experts")
+        width = required(a, m.width, "intermediate_size")
         self.mixture = m
         self.env: Env | None = None
         """Set where the load-balancing loss is taken (output_router_logits)."""
-        targets = expert_targets(a, b.lora, name)
+        targets = ExpertTargets() if EXPERT_MODULES in a.traits else expert_targets(a, b.lora, name)
         self.router = make_router(a, b, f"{name}.{m.gate_name}", m, experts)
         if targets.router and b.lora is not None:
             self.router.adapter = FoldedRouter(b, f"{name}.{m.gate_name}", self.router.weight, b.lora)
-        self.experts = Experts(b, f"{name}.experts", experts, h, width, act, targets=targets)
+        self.experts: Callable[[Tape, Tensor, Tensor, Tensor], Tensor]
+        owner = None if EXPERT_MODULES in a.traits else a
+        if owner is None:
+            self.experts = ModuleExperts([GatedMlp(b, f"{name}.experts.{i}", h, width, act) for i in range(experts)])
+        else:
+            self.experts = Experts(b, f"{name}.experts", experts, h, width, act, targets=targets)
         self.shared: GatedMlp | None = None
         inner = shared_width(a, m, width)
         if m.shared in ("gated", "after", "before") and inner:
-            self.shared = GatedMlp(b, f"{name}.{m.shared_name}", h, inner, act, a=a)
-        self.shared_gate = b.linear(f"{name}.shared_expert_gate", h, 1) if m.shared == "gated" else None
+            self.shared = GatedMlp(b, f"{name}.{m.shared_name}", h, inner, act, a=owner)
+        self.shared_gate = b.linear(f"{name}.shared_expert_gate", h, 1) if m.shared == "gated" and inner else None
 
     def __call__(self, f: Tape, x: Tensor) -> Tensor:
         """x [B, S, H] -> [B, S, H]."""
@@ -156,7 +163,7 @@ def shared_width(a: Architecture, m: Mixture, width: int) -> int:
 
 def make_router(a: Architecture, b: Build, name: str, m: Mixture, experts: int) -> Any:
     """The router of a mixture."""
-    k, h = int(a.get(m.top_k)), a.hidden_size
+    k, h = required(a, m.top_k), a.hidden_size
     normalise = m.normalise
     if isinstance(normalise, str):
         normalise = bool(a.get(normalise, m.router == "grouped" or a.model_type in NORMALISING))
@@ -207,7 +214,8 @@ class Block:
             self.mlp.env = env if a.get("output_router_logits") else None
         else:
             bias = bool(a.get(s.mlp_bias, False)) if isinstance(s.mlp_bias, str) else s.mlp_bias
-            self.mlp = GatedMlp(b, f"{name}.mlp", h, a.get("intermediate_size"), act, bias=bias, a=a)
+            owner = None if EXPERT_MODULES in a.traits else a
+            self.mlp = GatedMlp(b, f"{name}.mlp", h, a.get("intermediate_size"), act, bias=bias, a=owner)
         self.beside: GatedMlp | None = None
         inner = shared_width(a, m, 0)
         if m.shared == "beside" and inner:
