@@ -45,7 +45,7 @@ def configure(parser: ArgumentParser) -> None:
     add("--isolated", action="store_true", help="read no settings file")
     add("--show-files", action="store_true", help="list the files that would be checked, and why others are skipped")
     add("--show-settings", action="store_true", help="print the settings that apply to each path")
-    add("--no-cache", action="store_true", help="recompute everything (no results are stored at present)")
+    add("--no-cache", action="store_true", help="take no model's config from this machine's Hugging Face cache")
     add("--offline", action="store_true", help="never ask the hub for a model's config")
     add("--color", choices=("auto", "always", "never"), default="auto", help="colour in text output")
     add("-j", "--jobs", type=int, default=1, metavar="N", help="processes to use (default: 1; 0: one for each CPU)")
@@ -125,6 +125,7 @@ def options_from(args: Namespace, *, details: bool) -> CheckOptions:
         force_exclude=args.force_exclude,
         isolated=args.isolated,
         offline=args.offline,
+        use_cache=not args.no_cache,
         baseline=args.baseline,
         use_baseline=not args.write_baseline,
         stdin_filename=args.stdin_filename,

@@ -68,10 +68,14 @@ def _excluded(path: str, settings: Settings) -> bool:
 
 def _walk(folder: str, root: str, isolated: bool) -> list[Found]:
     """Depth first, without following links to folders; a linked file must lie below ``root``."""
+    from memlint.engine.gitignore import rules_above, rules_in  # a file that is named needs none
+
     found: list[Found] = []
-    pending = [folder]
+    top = os.path.abspath(folder)
+    above = rules_above(top)
+    pending = [(folder, top, above)]
     while pending:
-        current = pending.pop()
+        current, full, ignored = pending.pop()
         settings = Settings() if isolated else settings_for(current)
         try:
             entries = list(os.scandir(current))
@@ -80,15 +84,25 @@ def _walk(folder: str, root: str, isolated: bool) -> list[Found]:
         names = {entry.name for entry in entries}
         if "pyvenv.cfg" in names and current != folder:
             continue
+        if ".git" in names and current != folder:
+            ignored = rules_above(full)  # a repository inside: the outer rules end here
+        if ignored is not None and ".gitignore" in names:
+            ignored = rules_in(full, ignored)
         for entry in entries:
             name = entry.name
             if entry.is_dir(follow_symlinks=False):
-                if name[0] != "." and name not in _NEVER and not _excluded(entry.path, settings):
-                    pending.append(entry.path)
+                if name[0] == "." or name in _NEVER or _excluded(entry.path, settings):
+                    continue
+                inner = f"{full}{os.sep}{name}"
+                if ignored is None or not ignored(inner, name, True):
+                    pending.append((entry.path, inner, ignored))
                 continue
             if not name.endswith(_SUFFIXES) or not _included(entry.path, name, settings):
                 continue
             shown = show_path(entry.path)
+            if ignored is not None and ignored(f"{full}{os.sep}{name}", name, False):
+                found.append(Found(shown, False, "ignored by git"))
+                continue
             if _excluded(entry.path, settings):
                 found.append(Found(shown, False, "excluded by the settings"))
             elif not entry.is_file():

@@ -225,6 +225,7 @@ class JobCheck:
             companions=self._companions,
             settings=self._check.settings,
             offline=self._check.options.offline or self._check.settings.offline,
+            use_cache=self._check.options.use_cache,
         )
         self._of_job[index] = problems
         return resolved, unresolved

@@ -23,6 +23,7 @@ def resolve(
     companions: Companions,
     settings: Settings,
     offline: bool,
+    use_cache: bool = True,
 ) -> tuple[TrainingJob, str | None, tuple[Problem, ...]]:
     """Return the job with its architecture, why there is none, and what is wrong in the model's config (MEM003)."""
     if job.architecture is not None:
@@ -37,6 +38,7 @@ def resolve(
         settings_models=settings.models,
         search_root=companions.search_root,
         offline=offline,
+        use_cache=use_cache,
     )
     if resolved.architecture is not None:
         architecture = resolved.architecture

@@ -20,6 +20,8 @@ class CheckOptions:
     isolated: bool = False
     """Read no settings file."""
     offline: bool = False
+    use_cache: bool = True
+    """Take models' configs from this machine's Hugging Face cache."""
     baseline: str | None = None
     use_baseline: bool = True
     """False while a new baseline is written: everything counts."""

@@ -51,12 +51,13 @@ def resolve_model(
     search_root: str,
     offline: bool,
     trusted: bool = False,
+    use_cache: bool = True,
 ) -> Resolved:
     """Return the architecture that ``ref`` means (a Hugging Face ID, a path, or an inline config).
 
     ``base_dir`` is the folder of the file that names it, ``search_root`` the framework's working directory and the
-    repository: a path in a config is not followed out of it unless ``trusted`` (named by the user). Never raises on
-    content.
+    repository: a path in a config is not followed out of it unless ``trusted`` (named by the user). ``use_cache``: take
+    what this machine's Hugging Face cache holds. Never raises on content.
     """
     if isinstance(ref, Mapping):
         return _read(ref, None, "inline", None)
@@ -75,7 +76,7 @@ def resolve_model(
         return _from_file(saved, text, "project")
     from memlint.models.cache import cached_config
 
-    cached = cached_config(text)
+    cached = cached_config(text) if use_cache else None
     if cached is not None:
         found = _from_file(cached, text, "cache")
         if found.architecture is not None:

@@ -53,7 +53,9 @@ def _is_wanted(path: str) -> bool:
     parts = path.split("/")
     if ".." in parts or ".git" in parts or os.path.isabs(path):
         return False
-    return name.endswith(SUFFIXES) or (name.startswith("requirements") and name.endswith(".txt"))
+    if name.startswith("requirements"):
+        return name.endswith((*SUFFIXES, ".txt"))
+    return name.endswith(SUFFIXES) or name == ".gitignore"  # what git ignores is left out of both sides
 
 
 def _contents(blobs: list[str], root: str) -> list[bytes]:

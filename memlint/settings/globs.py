@@ -15,7 +15,7 @@ def matches(path: str, pattern: str) -> bool:
     """
     compiled = _CACHE.get(pattern)
     if compiled is None:
-        compiled = _CACHE[pattern] = re.compile(_translate(pattern))
+        compiled = _CACHE[pattern] = re.compile(translate(pattern) + r"(?:/.*)?\Z")
     return compiled.match(path) is not None
 
 
@@ -24,7 +24,8 @@ def matches_any(path: str, patterns: tuple[str, ...]) -> bool:
     return any(matches(path, pattern) for pattern in patterns)
 
 
-def _translate(pattern: str) -> str:
+def translate(pattern: str) -> str:
+    """Return a regular expression for the paths that ``pattern`` itself matches, without an end."""
     pattern = pattern.replace("\\", "/").removeprefix("./").rstrip("/")
     anywhere = "/" not in pattern
     pattern = pattern.lstrip("/")
@@ -51,4 +52,4 @@ def _translate(pattern: str) -> str:
         else:
             out.append(re.escape(char))
             index += 1
-    return "".join(out) + "(?:/.*)?\\Z"
+    return "".join(out)

@@ -213,6 +213,20 @@ class TestCache:
         (folder / "blobs" / "abc123").write_text("{")
         assert source(resolve("Qwen/Qwen3-8B", project)) == "catalog"
 
+    def test_no_cache_leaves_the_answer_to_the_repository_and_the_catalog(
+        self, project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        from memlint.__main__ import main
+
+        cache(tmp_path, "Qwen/Qwen3-8B", SMALL)
+        (project / "job.yaml").write_text("memlint: 1\nmodel: Qwen/Qwen3-8B\n")
+        monkeypatch.chdir(project)
+        sources = []
+        for more in ([], ["--no-cache"]):
+            main(["check", "job.yaml", "--offline", "--output-format", "json", "--exit-zero", *more])
+            sources.append(json.loads(capsys.readouterr()[0])["files"][0]["estimate"]["model"]["source"])
+        assert sources == ["cache", "catalog"]
+
     def test_a_ref_cannot_lead_out_of_the_cache(self, tmp_path: Path, project: Path) -> None:
         folder = cache(tmp_path, "me/mine", SMALL)
         (folder / "refs" / "main").write_text("../../../../project/secret")
