@@ -133,7 +133,7 @@ class JobCheck:
         if check.options.verify and estimate is not None:
             from memlint.measure.verify.checked import verify_checked
 
-            verified = verify_checked(job, report, self._dialect.name, check.options.verify_device)
+            verified = verify_checked(job, report, self._dialect.name, check.options.verify_device, context.gpus)
             context.measured = verified.measured or context.measured
         findings = job_findings(context, check.active)
         if check.options.details and estimate is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 
 import pytest
 
@@ -120,6 +121,48 @@ def test_check_verify_runs_each_job_and_keeps_the_report(job, capsys):
     verification = data["files"][0]["estimate"]["verification"]
     assert verification["kind"] == "memlint-verify"
     assert verification["measured"]["phases"] == ["forward", "loss", "backward", "clip", "optimizer"]
+
+
+@needs_extra
+@pytest.mark.measure
+@pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="one core runs one process")
+def test_check_verify_runs_on_as_many_gpus_as_the_job_has(job, tmp_path, capsys):
+    (tmp_path / "job.json").write_text(json.dumps({**JOB, "parallelism": {"strategy": "fsdp", "gpus": 2}}))
+    options = CheckOptions(
+        paths=("job.json",), isolated=True, offline=True, details=True, verify=True, verify_device="cpu"
+    )
+    data = json.loads(render(check_paths(options), "json"))
+    assert "job.json: running in 2 processes" in capsys.readouterr().err
+    verification = data["files"][0]["estimate"]["verification"]
+    assert (verification["machine"]["launcher"], verification["machine"]["world"]) == ("torchrun", 2)
+    assert verification["job"]["parallelism"]["gpus"] == 2
+
+
+class TestProcesses:
+    def count(self, monkeypatch, strategy, gpus, here, said=None):
+        from memlint.job import Parallelism, TrainingJob
+        from memlint.measure.verify.checked import processes
+
+        monkeypatch.setattr(os, "cpu_count", lambda: here)
+        made = TrainingJob(model="m", parallelism=Parallelism(strategy=strategy))
+        return processes(made, "cpu", gpus, (said if said is not None else []).append)
+
+    @pytest.mark.parametrize(
+        ("strategy", "gpus", "here", "count"),
+        [("none", 8, 8, 1), ("ddp", 1, 8, 1), ("ddp", 8, 8, 8), ("fsdp", 4, 8, 4), ("device-map", 4, 8, 1)],
+    )
+    def test_one_for_each_gpu_of_a_divided_job(self, job, monkeypatch, strategy, gpus, here, count):
+        assert self.count(monkeypatch, strategy, gpus, here) == count
+
+    def test_a_smaller_machine_runs_what_it_can_and_says_so(self, job, monkeypatch):
+        said = []
+        assert self.count(monkeypatch, "zero2", 8, 2, said) == 2
+        assert said == ["the job runs on 8 GPUs, and this machine has 2 CPU cores"]
+
+    def test_a_launcher_has_decided_already(self, job, monkeypatch):
+        monkeypatch.setenv("RANK", "0")
+        monkeypatch.setenv("WORLD_SIZE", "4")
+        assert self.count(monkeypatch, "fsdp", 4, 8) == 1
 
 
 @needs_extra

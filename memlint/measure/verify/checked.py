@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Callable
 
 from memlint.errors import UserError
 from memlint.measure.verify.request import Request
@@ -24,16 +24,18 @@ class Verified:
     report: dict[str, Any] | None = None
 
 
-def verify_checked(job: TrainingJob, checked: FileReport, dialect: str, device: str) -> Verified:
-    """Run a job; a job that cannot run here is said on stderr and is no finding."""
-    from memlint.measure.verify.run import verify_job
-
+def verify_checked(job: TrainingJob, checked: FileReport, dialect: str, device: str, gpus: int = 1) -> Verified:
+    """Run a job on ``gpus`` GPUs, or as many of them as are here; one that cannot run here is said on stderr and is no
+    finding.
+    """
     name = checked.path + (f" ({checked.label})" if checked.label else "")
+
+    def say(text: str) -> None:
+        print(f"memlint: {name}: {text}", file=sys.stderr)
+
+    request = Request(job=job, file=checked.path, dialect=checked.dialect or dialect, device=device)
     try:
-        report = verify_job(
-            Request(job=job, file=checked.path, dialect=checked.dialect or dialect, device=device),
-            lambda text: print(f"memlint: {name}: {text}", file=sys.stderr),
-        )
+        report = _run(request, processes(job, device, gpus, say), say)
     except UserError as error:
         print(f"memlint: {name}: not verified: {error}", file=sys.stderr)
         return Verified()
@@ -41,6 +43,40 @@ def verify_checked(job: TrainingJob, checked: FileReport, dialect: str, device: 
         return Verified()
     print(f"memlint: {name}: {summary(report)}", file=sys.stderr)
     return Verified(measured=measured_of(report), report=report)
+
+
+def _run(request: Request, count: int, say: Callable[[str], None]) -> dict[str, Any] | None:
+    if count > 1:
+        from memlint.measure.verify.launch import launch
+
+        say(f"running in {count} processes")
+        return launch(request, count)
+    from memlint.measure.verify.run import verify_job
+
+    return verify_job(request, say)
+
+
+def processes(job: TrainingJob, device: str, gpus: int, say: Callable[[str], None]) -> int:
+    """Return how many processes to start: one for each GPU of the job, no more than this machine has.
+
+    Under torchrun or srun the launcher has decided, and a job that is not divided needs one.
+    """
+    import os
+
+    from memlint.measure.verify.ranks import ranks_from
+
+    if gpus < 2 or job.parallelism.strategy in ("none", "device-map") or ranks_from(os.environ).launcher is not None:
+        return 1
+    if device == "cuda":
+        import torch
+
+        here = int(torch.cuda.device_count())
+    else:
+        here = os.cpu_count() or 1
+    if here < gpus:
+        kind = "GPU" if device == "cuda" else "CPU core"
+        say(f"the job runs on {gpus} GPUs, and this machine has {here} {kind}{'' if here == 1 else 's'}")
+    return max(1, min(gpus, here))
 
 
 def summary(report: dict[str, Any]) -> str:
