@@ -11,7 +11,8 @@ from memlint.dialects.accelerate_fsdp import apply_fsdp
 from memlint.dialects.base import JobDraft, Problem, ReadContext
 from memlint.dialects.deepspeed import apply_settings, find_config
 from memlint.dialects.deepspeed_config import DeepSpeedSettings
-from memlint.dialects.values import Section, near_misses, show, words
+from memlint.dialects.spelling import near_misses
+from memlint.dialects.values import Section, show, words
 
 _PLUGIN = "accelerate 1.15: utils/dataclasses.py"
 

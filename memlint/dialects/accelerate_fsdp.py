@@ -9,7 +9,8 @@ from __future__ import annotations
 from typing import Any
 
 from memlint.dialects.base import JobDraft
-from memlint.dialects.values import Section, as_bool, as_int, near_misses, show, words
+from memlint.dialects.spelling import near_misses
+from memlint.dialects.values import Section, as_bool, as_int, show, words
 
 _PLUGIN = "accelerate 1.15: utils/dataclasses.py"
 _STRATEGIES = ("full_shard", "shard_grad_op", "no_shard", "hybrid_shard", "hybrid_shard_zero2")

@@ -14,7 +14,8 @@ from memlint.dialects.axolotl_model import read_method, read_model, read_precisi
 from memlint.dialects.axolotl_parallel import find_sharding, read_parallelism
 from memlint.dialects.axolotl_step import read_checkpointing, read_loss, read_objective, read_optimizer, read_reference
 from memlint.dialects.base import JobDraft, Problem, ReadContext, Reading
-from memlint.dialects.values import Section, as_strings, near_misses
+from memlint.dialects.spelling import near_misses
+from memlint.dialects.values import Section, as_strings
 from memlint.document.model import Document
 from memlint.findings import KeyEdit
 from memlint.job import TrainingJob

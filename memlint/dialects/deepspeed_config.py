@@ -8,7 +8,8 @@ from __future__ import annotations
 from typing import Any, Mapping
 
 from memlint.dialects.base import Problem
-from memlint.dialects.values import Section, is_auto, near_misses, show, words
+from memlint.dialects.spelling import near_misses
+from memlint.dialects.values import Section, is_auto, show, words
 from memlint.records import dataclass
 
 AUTO = -1

@@ -12,7 +12,8 @@ from memlint.dialects.base import JobDraft, Problem, ReadContext, Reading
 from memlint.dialects.hf_trainer_args import TRANSFORMERS, Arguments, Defaults, apply_sharding, is_v4, trainer_source
 from memlint.dialects.hf_trainer_home import HomeMade
 from memlint.dialects.hf_trainer_keys import DISTINCT, MEMORY_ARGS, TRAINING_ARGS
-from memlint.dialects.values import Section, near_misses
+from memlint.dialects.spelling import near_misses
+from memlint.dialects.values import Section
 from memlint.document.model import Document
 from memlint.findings import KeyEdit
 from memlint.job import KeyPath, TrainingJob

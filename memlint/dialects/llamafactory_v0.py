@@ -21,7 +21,8 @@ from memlint.dialects.llamafactory_train import (
     read_optimizer,
     read_sequence,
 )
-from memlint.dialects.values import Section, as_bool, as_mapping, as_strings, near_misses
+from memlint.dialects.spelling import near_misses
+from memlint.dialects.values import Section, as_bool, as_mapping, as_strings
 from memlint.document.model import Document
 
 RELEVANT = (

@@ -11,7 +11,8 @@ from memlint.dialects.base import JobDraft, Problem, ReadContext, Reading
 from memlint.dialects.deepspeed import join_deepspeed
 from memlint.dialects.llamafactory_base import PINS, VERSION, Run, interpolated
 from memlint.dialects.llamafactory_model import OUTSIDE
-from memlint.dialects.values import Section, near_misses
+from memlint.dialects.spelling import near_misses
+from memlint.dialects.values import Section
 from memlint.document.model import Document
 
 RELEVANT = (

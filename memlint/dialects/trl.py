@@ -11,10 +11,11 @@ from typing import Any, Mapping
 from memlint.dialects.base import JobDraft, Problem, ReadContext, Reading
 from memlint.dialects.hf_trainer_args import Arguments, Defaults, apply_sharding, is_v4
 from memlint.dialects.hf_trainer_keys import MEMORY_ARGS
+from memlint.dialects.spelling import near_misses
 from memlint.dialects.trl_keys import KNOWN, MEMORY_KEYS, SCRIPT_KEYS, STRONG, infer_trainer
 from memlint.dialects.trl_model import apply_model
 from memlint.dialects.trl_objective import apply_objective, check_generations
-from memlint.dialects.values import Section, near_misses, version_tuple
+from memlint.dialects.values import Section, version_tuple
 from memlint.document.model import Document
 from memlint.findings import KeyEdit
 from memlint.job import TrainingJob

@@ -263,39 +263,6 @@ def did_you_mean(word: str, names: Iterable[str]) -> str:
     return ""
 
 
-def near_misses(
-    data: Mapping[str, Any],
-    relevant: Iterable[str],
-    known: frozenset[str],
-    *,
-    prefix: KeyPath = (),
-    file: str | None = None,
-) -> list[Problem]:
-    """Return MEM002 for keys that are no key of the framework but nearly one that matters to memory.
-
-    ``known`` holds every key the framework accepts, so that a real key which resembles another is never reported.
-    """
-    names = [name for name in relevant if name not in data]
-    problems = []
-    for key in data:
-        if not isinstance(key, str) or key in known or len(key) > 60:
-            continue
-        folded = key.strip().lower().replace("-", "_")
-        match = folded if folded in names else nearest(folded, names, cutoff=0.87)
-        if match is not None:
-            problems.append(
-                Problem(
-                    code="MEM002",
-                    key=(*prefix, key),
-                    message=f"unknown key `{show(key)}`; did you mean `{match}`?",
-                    label="has no effect",
-                    file=file,
-                    on_key=True,
-                )
-            )
-    return problems
-
-
 def major(version: str | None, default: int) -> int:
     """Return the first number of a version (``"4.57.6"`` -> 4), or ``default``."""
     if version:

@@ -17,6 +17,7 @@ from memlint.document.edit_json import nested, step_index
 from memlint.document.model import Document, KeyPath
 from memlint.document.positions import Lines
 from memlint.document.tree import Node, Pair
+from memlint.document.yaml_facts import alias_targets, ends_of_block_scalars, indentation_step
 from memlint.document.yaml_write import block_lines, flow_text, key_text, scalar_text
 
 _COLON = re.compile(r"[ \t]*:(?=[ \t\r\n]|$)")
@@ -35,8 +36,8 @@ class _YamlEdit:
         self.newline = document.newline
         self.lines = Lines(document.text)
         self.root = root
-        self.aliased = _alias_targets(root)
-        self.block_scalars = _ends_of_block_scalars(root, self.text)
+        self.aliased = alias_targets(root)
+        self.block_scalars = ends_of_block_scalars(root, self.text)
 
     def edit(self, path: KeyPath, value: Any, *, delete: bool) -> Replacement:
         node = self.root
@@ -150,23 +151,7 @@ class _YamlEdit:
         return at
 
     def _step(self) -> str:
-        """Return one step of the indentation that the document uses."""
-        pending = [self.root]
-        while pending:
-            node = pending.pop(0)
-            if node.kind == "mapping" and not node.flow and node.pairs:
-                outer = node.pairs[0].key_node
-                for pair in node.pairs:
-                    inner = pair.value
-                    if inner.kind == "mapping" and not inner.flow and inner.pairs:
-                        first = inner.pairs[0].key_node
-                        width = len(indent_of(self.text, self.lines, first.start)) - len(
-                            indent_of(self.text, self.lines, outer.start)
-                        )
-                        if 0 < width <= 8:
-                            return " " * width
-                pending.extend(pair.value for pair in node.pairs)
-        return "  "
+        return indentation_step(self.root, self.text, self.lines)
 
     # Replace
 
@@ -284,30 +269,3 @@ class _YamlEdit:
         if at < 0 or self.text[at + 1 : item.start].strip():
             raise EditRefused("it is in a list that is laid out in an unusual way")
         return at
-
-
-def _ends_of_block_scalars(root: Node, text: str) -> dict[int, bool]:
-    """Return where block scalars end, and whether a ``+`` makes the blank lines behind them part of the value."""
-    found: dict[int, bool] = {}
-    pending = [root]
-    while pending:
-        node = pending.pop()
-        if node.style in ("|", ">"):
-            found[node.end] = "+" in text[node.start : node.start + 3]
-        pending.extend(pair.value for pair in node.pairs)
-        pending.extend(node.items)
-    return found
-
-
-def _alias_targets(root: Node) -> set[int]:
-    """Return the ids of nodes that an alias or a merge key refers to."""
-    found: set[int] = set()
-    pending = [root]
-    while pending:
-        node = pending.pop()
-        if node.target is not None:
-            found.add(id(node.target))
-        found.update(id(merged) for merged in node.merges if merged.anchor is not None)
-        pending.extend(part for pair in node.pairs for part in (pair.key_node, pair.value))
-        pending.extend(node.items)
-    return found
