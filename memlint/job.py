@@ -89,6 +89,9 @@ class Quantization:
     """bnb_4bit_quant_storage."""
     kbit_preparation: bool = True
     """peft.prepare_model_for_kbit_training ran: every non-4-bit half-precision parameter is fp32."""
+    experts: str = "loaded"
+    """Three-dimensional expert parameters: loaded (as they are), fused (packed, dequantised whole), linear (a linear
+    module an expert)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

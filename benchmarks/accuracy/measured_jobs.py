@@ -115,10 +115,6 @@ def job_of(row: Row) -> TrainingJob:
         # These rows were printed with Qwen's first code; 72B came after its masks were gone.
         architecture = replace(architecture, traits=architecture.traits | {MASK_PER_LAYER})
     method = row["method"]
-    text = architecture.get("text_config") or architecture.config
-    experts = next((text[k] for k in ("num_experts", "n_routed_experts", "num_local_experts") if text.get(k)), None)
-    if method == "qlora" and framework == "axolotl" and experts:
-        raise Inexpressible("its experts, which are no nn.Linear, are quantised too: the job form cannot say that")
     if method not in ("full", "lora", "qlora", "dora", "adapter", "adapter_v2"):
         raise Inexpressible(f"method {method}")
     return TrainingJob(
@@ -302,7 +298,11 @@ def _quantization(row: Row) -> Quantization | None:
         # peft's scripts and Qwen's finetune.py prepare a 4-bit model; axolotl casts the embeddings back, LLaMA-Factory
         # and ms-swift 1.6 prepare nothing, litgpt and torchtune have code of their own.
         prepared = row.framework in ("peft", "hf-trainer", "qwen-finetune")
-        return Quantization(type="nf4", bits=4, double_quant=double, kbit_preparation=prepared)
+        experts = "loaded"
+        if row.framework == "axolotl":
+            # Its examples of mixtures say `quantize_moe_experts`, or `llama4_linearized_experts`.
+            experts = "linear" if "linearized" in row["model"].lower() else "fused"
+        return Quantization(type="nf4", bits=4, double_quant=double, kbit_preparation=prepared, experts=experts)
     return None
 
 

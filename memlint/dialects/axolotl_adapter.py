@@ -133,8 +133,18 @@ def read_quantization(run: Run, quantised: list[str]) -> None:
         )
         if not (run.fsdp_version or run.deepspeed):
             run.put("training.precision.weights", "fp32", "load_in_4bit")
-    elif quantised and run.adapter == "llama-adapter":
+    if run.draft.get("training.quantization.type") in ("nf4", "fp4", "int8"):
+        _experts(run)
+    if quantised and run.adapter == "llama-adapter":
         run.no_effect(quantised[0], f"`{quantised[0]}` has no effect with `adapter: {run.adapter}`")
+
+
+def _experts(run: Run) -> None:
+    """Experts are quantised only where asked for, or where each is made of linear modules."""
+    if run.cfg.flag("llama4_linearized_experts"):
+        run.put("training.quantization.experts", "linear", "llama4_linearized_experts")
+    elif run.cfg.flag("quantize_moe_experts"):
+        run.put("training.quantization.experts", "fused", "quantize_moe_experts")
 
 
 def _read_qlora(run: Run) -> None:

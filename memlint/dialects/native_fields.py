@@ -87,6 +87,11 @@ QUANTIZATION: dict[str, Field] = {
     "skip": Field("strings", "linear modules left as they are"),
     "storage": Field("string", "bnb_4bit_quant_storage"),
     "kbit_preparation": _flag("peft.prepare_model_for_kbit_training: other half-precision parameters become fp32"),
+    "experts": Field(
+        "choice",
+        "expert parameters: as loaded; fused: packed and dequantised whole; linear: a linear module an expert",
+        ("loaded", "fused", "linear"),
+    ),
 }
 PRECISION: dict[str, Field] = {
     "weights": Field("choice", "dtype in which the model is loaded; auto: the checkpoint's", (*_HALF, "auto")),

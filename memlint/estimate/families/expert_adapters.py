@@ -18,6 +18,7 @@ from memlint.estimate.build import Build
 from memlint.estimate.engine.tape import Node, Tape, Tensor
 from memlint.estimate.ops.basic import add, cast, scale
 from memlint.estimate.ops.linear import Weight
+from memlint.estimate.packed_experts import PackedExperts
 from memlint.job import Lora
 from memlint.models.architecture import Architecture
 from memlint.records import dataclass
@@ -108,7 +109,15 @@ class Folded:
     __slots__ = ("a", "b", "weight")
 
     def __init__(
-        self, build: Build, name: str, weight: Weight, experts: int, outputs: int, inputs: int, lora: Lora, factor: int
+        self,
+        build: Build,
+        name: str,
+        weight: Weight | PackedExperts,
+        experts: int,
+        outputs: int,
+        inputs: int,
+        lora: Lora,
+        factor: int,
     ) -> None:
         self.weight = weight
         rank = lora.rank * factor * experts

@@ -24,6 +24,7 @@ from memlint.estimate.ops.gather import sum_groups, topk
 from memlint.estimate.ops.linear import Weight, cast_weight, to_autocast
 from memlint.estimate.ops.norm import rms_norm
 from memlint.estimate.ops.views import split
+from memlint.estimate.packed_experts import PackedExperts, expert_parameter, opened
 from memlint.estimate.stack import Stack
 from memlint.models.architecture import Architecture
 
@@ -90,10 +91,27 @@ def _batched_backward(f: Tape, node: Node, grad: Tensor) -> tuple[Tensor | None,
     return grad_x, grad_weight
 
 
-def batched(f: Tape, x: Tensor, weight: Weight) -> Tensor:
-    """``torch.bmm(x, weight)``: x [E, T, in], weight [E, in, out]; on autocast's half-precision list."""
+def _one_by_one_backward(f: Tape, node: Node, grad: Tensor) -> tuple[Tensor]:
+    dense = f.new(node.meta, grad.dtype)
+    grad_x = f.new(node.shapes[0][0], grad.dtype)
+    del dense
+    return (grad_x,)
+
+
+def batched(f: Tape, x: Tensor, weight: Weight | PackedExperts, *, apart: bool = False) -> Tensor:
+    """``torch.bmm(x, weight)``: x [E, T, in], weight [E, in, out]; on autocast's half-precision list.
+
+    ``apart``: a linear module an expert (axolotl 0.19 monkeypatch/models/llama4/modeling.py), of which one at a time is
+    dequantised, in the backward again.
+    """
     x = to_autocast(f, x)
-    held = cast_weight(f, weight)
+    if apart:
+        one = weight.shape[1:]
+        dense = f.new(one, x.dtype)
+        out = f.new((*x.shape[:-1], one[-1]), x.dtype)
+        del dense
+        return f.record(out, _one_by_one_backward, (x,), (), one) if f.needs(x) else out
+    held = cast_weight(f, opened(f, weight))
     assert held is not None
     recorded = f.needs(x, held)
     saved = f.save(x if held.node is not None else None, held if x.node is not None else None) if recorded else ()
@@ -111,8 +129,10 @@ class TextMoe:
     def __init__(self, a: Architecture, b: Build, name: str) -> None:
         h, width, act = a.hidden_size, int(a.get("intermediate_size")), str(a.get("hidden_act") or "silu")
         self.count, self.k, self.act = int(a.get("num_local_experts")), int(a.get("num_experts_per_tok", 1)), act
-        self.up = b.parameter(f"{name}.experts.gate_up_proj", self.count, h, 2 * width)
-        self.down = b.parameter(f"{name}.experts.down_proj", self.count, width, h)
+        self.up = expert_parameter(b, f"{name}.experts.gate_up_proj", self.count, h, 2 * width)
+        self.down = expert_parameter(b, f"{name}.experts.down_proj", self.count, width, h)
+        quantization = b.training.quantization
+        self.apart = quantization is not None and quantization.experts == "linear"
         self.router = b.linear(f"{name}.router", h, self.count)
         self.shared = GatedMlp(b, f"{name}.shared_expert", h, width, act)
 
@@ -126,10 +146,10 @@ class TextMoe:
         if routed.storage is x.storage and count > 1:
             routed = copy(f, x.view(1, tokens, h), (count, tokens, h))
         routed = mul(f, routed, copy(f, scores, (count, tokens, 1)))
-        both = batched(f, routed, self.up)
+        both = batched(f, routed, self.up, apart=self.apart)
         half = (*both.shape[:-1], both.shape[-1] // 2)
         gate, up = split(f, both, half, half)
-        outputs = batched(f, mul(f, up, activate(f, gate, self.act)), self.down)
+        outputs = batched(f, mul(f, up, activate(f, gate, self.act)), self.down, apart=self.apart)
         del both, gate, up
         out = self.shared(f, x)
         total = sum_groups(f, outputs.view(tokens * count, h), count)

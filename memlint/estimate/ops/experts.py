@@ -18,6 +18,7 @@ from memlint.estimate.ops.basic import cast, mul
 from memlint.estimate.ops.gather import index_rows, sum_groups
 from memlint.estimate.ops.linear import Weight
 from memlint.estimate.ops.views import split
+from memlint.estimate.packed_experts import expert_parameter, opened
 
 
 def _grouped_backward(f: Tape, node: Node, grad: Tensor) -> tuple[Tensor | None, Tensor | None]:
@@ -52,7 +53,8 @@ class Experts:
 
     ``gate``: the type's own gating in place of ``act(gate) * up``. ``transposed``: weights are stored [E, in, out].
     ``gated`` False: ``up_proj`` [E, I, H] alone. bitsandbytes does not see these parameters
-    (quantizers/quantizer_bnb_4bit.py: param_needs_quantization takes Linear4bit modules only), so they stay as loaded.
+    (quantizers/quantizer_bnb_4bit.py: param_needs_quantization takes Linear4bit modules only), so they stay as loaded
+    unless something else packs them (packed_experts.py).
     ``targets``: which of them have an adapter.
     """
 
@@ -77,10 +79,11 @@ class Experts:
         first = "gate_up_proj" if gated else "up_proj"
         self.up_bias: Weight | None = None
         self.down_bias: Weight | None = None
-        self.up = b.parameter(f"{name}.{first}", experts, *((hidden, rows) if transposed else (rows, hidden)))
+        self.up = expert_parameter(b, f"{name}.{first}", experts, *((hidden, rows) if transposed else (rows, hidden)))
         if bias:
             self.up_bias = b.parameter(f"{name}.{first}_bias", experts, rows)
-        self.down = b.parameter(f"{name}.down_proj", experts, *((width, hidden) if transposed else (hidden, width)))
+        last = (width, hidden) if transposed else (hidden, width)
+        self.down = expert_parameter(b, f"{name}.down_proj", experts, *last)
         if bias:
             self.down_bias = b.parameter(f"{name}.down_proj_bias", experts, hidden)
         self.up_fold: Folded | None = None
@@ -103,12 +106,14 @@ class Experts:
         counts = f.new((self.experts,), "int32")
         offsets = f.new((self.experts,), "int32")
         bias = index_rows(f, self.up_bias, sorted_ids) if self.up_bias is not None else None
-        up: Tensor = self.up if self.up_fold is None or up_factors is None else self.up_fold.fold(f, up_factors)
+        up_weight = opened(f, self.up)
+        up: Tensor = up_weight if self.up_fold is None or up_factors is None else self.up_fold.fold(f, up_factors)
         out = self._biased(f, grouped_mm(f, chosen, up, offsets, self.up_columns), bias)
         out = self._act(f, out)
         bias = index_rows(f, self.down_bias, sorted_ids) if self.down_bias is not None else None
         fold = self.down_fold
-        down: Tensor = self.down if fold is None or down_factors is None else fold.fold(f, down_factors)
+        down_weight = opened(f, self.down)
+        down: Tensor = down_weight if fold is None or down_factors is None else fold.fold(f, down_factors)
         out = self._biased(f, grouped_mm(f, out, down, offsets, self.hidden), bias)
         weighted = mul(f, out, chosen_weights.view(*pairs, 1))
         back = f.new(pairs, "int64")
@@ -116,7 +121,7 @@ class Experts:
         del numbers
         weighted = index_rows(f, weighted, back)
         final = sum_groups(f, weighted, k)
-        del sorted_ids, histogram_input, counts, up, down
+        del sorted_ids, histogram_input, counts, up, down, up_weight, down_weight
         return cast(f, final, x.dtype)
 
     @property
