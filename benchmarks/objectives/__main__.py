@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from benchmarks.objectives.run import traced
-from benchmarks.objectives.trainers import Setup
+from benchmarks.objectives.trainers import VERSION, Setup
 from memlint.measure.trace.settings import LoraSettings, TraceSettings
 from tests.estimate.objective_points import simulated, title
 
@@ -139,6 +139,7 @@ def main() -> int:
         if options.only and point["objective"] not in options.only:
             continue
         result = trace_point(point)
+        point["trl"] = ".".join(str(part) for part in VERSION)
         point["parameters"] = result.parameters
         point["phase_peaks"] = {name: result.phase_peaks[name] for name in PHASES if name in result.phase_peaks}
         point["forward_end_bytes"] = result.fwd_end_bytes - result.static_before_fwd_bytes

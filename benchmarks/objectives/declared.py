@@ -1,7 +1,7 @@
 """What a trainer reads from data, declared: a fake tensor has none, and CUDA's Triton kernels cannot be compiled.
 
 TRL asks how many labels count (``hidden_states[mask]``), which rows are chosen (``nonzero``) and for numbers to log
-(``item()``). Here every label counts, half the rows are chosen and every number is one.
+(``item()``). Here every label counts, every row is chosen and every number is one.
 """
 
 from __future__ import annotations
@@ -28,6 +28,8 @@ class DeclaringMode(RecordingMode):
 
     scored: dict[tuple[int, ...], int]
     """Shape of a mask -> how many of its elements are true; all of them where it is not named."""
+    chosen = False
+    """KTO asks for the chosen rows, then for the rejected ones: here all rows are chosen, the most it logs at once."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run ``func``, or what CUDA runs in its place once the number of true elements is known."""
@@ -39,7 +41,9 @@ class DeclaringMode(RecordingMode):
         if func in PUT and _boolean(args[1]) is not None:
             return super().__torch_dispatch__(func, types, (args[0], self._expanded(args[1]), *args[2:]), kwargs)
         if func is ATEN.nonzero.default:
-            return self._made("aten::nonzero", (max(1, args[0].numel() // 2), args[0].dim()), torch.long)
+            self.chosen = not self.chosen
+            count = args[0].numel() if self.chosen else 0
+            return self._made("aten::nonzero", (count, args[0].dim()), torch.long)
         if func is ATEN.masked_select.default:
             return self._made("aten::masked_select", (self._true(args[1]),), args[0].dtype)
         if func is ATEN.masked_scatter_backward.default:

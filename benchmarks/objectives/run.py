@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 from collections.abc import Iterator, Mapping
 from types import MethodType
 from typing import Any
@@ -12,7 +13,7 @@ import torch
 from torch._subclasses import FakeTensorMode
 
 from benchmarks.objectives.declared import DeclaringMode, trainer_class
-from benchmarks.objectives.trainers import DROPS, Setup, add_head, make_batch, make_trainer
+from benchmarks.objectives.trainers import DROPS, KINDS, VERSION, Setup, add_head, make_batch, make_trainer
 from memlint.measure.trace.adapters import add_lora, checkpoint_layers
 from memlint.measure.trace.build import DTYPES, make_config, make_model
 from memlint.measure.trace.cuda_choices import cuda_choices
@@ -72,8 +73,6 @@ def traced(hf_config: Mapping[str, Any], setup: Setup, settings: TraceSettings) 
 
 def make_trainer_class_known(setup: Setup) -> None:
     """Import the trainer before fake tensors rule: packages make real ones while they load."""
-    from benchmarks.objectives.trainers import KINDS
-
     module, name, config = KINDS[setup.objective]
     trainer_class(module, name)
     trainer_class(module.replace("_trainer", "_config"), config)
@@ -125,22 +124,32 @@ def _adapted(base: Any, setup: Setup, lora: LoraSettings) -> Any:
 
 @contextlib.contextmanager
 def _fused_loss_phase(recorder: Recorder, setup: Setup) -> Iterator[None]:
-    """Enter the phase ``loss`` when the policy's fused head, or TRL's log-softmax kernel, is called with gradients."""
-    owners = [trainer_class("kernels.chunked_logprob", "ChunkedLogProbFunction")]
-    owners.append(trainer_class("kernels.logprob_entropy", "_LogProbEntropyFunction"))
+    """Enter the phase ``loss`` when the policy's fused head, or TRL's log-softmax, is called with gradients."""
     with contextlib.ExitStack() as stack:
-        for owner in owners:
-            stack.enter_context(mock.patch.object(owner, "forward", _entering(recorder, owner.forward)))
+        if VERSION >= (1, 15):
+            owner = trainer_class("kernels.chunked_logprob", "ChunkedLogProbFunction")
+            inner = owner.forward
+
+            def forward(ctx: Any, hidden: torch.Tensor, *args: Any) -> Any:
+                entering(hidden)
+                return inner(ctx, hidden, *args)
+
+            stack.enter_context(mock.patch.object(owner, "forward", staticmethod(forward)))
+        module = importlib.import_module(f"trl.{KINDS[setup.objective][0]}")
+        softmax = getattr(module, "selective_log_softmax", None)
+
+        def selective(logits: torch.Tensor, *args: Any, **options: Any) -> Any:
+            entering(logits)
+            assert softmax is not None
+            return softmax(logits, *args, **options)
+
+        def entering(tensor: torch.Tensor) -> None:
+            if recorder.phase == "forward" and tensor.requires_grad:
+                recorder.enter("loss")
+
+        if softmax is not None:
+            stack.enter_context(mock.patch.object(module, "selective_log_softmax", selective))
         yield
-
-
-def _entering(recorder: Recorder, inner: Any) -> Any:
-    def forward(ctx: Any, hidden: torch.Tensor, *args: Any) -> Any:
-        if recorder.phase == "forward" and hidden.requires_grad:
-            recorder.enter("loss")
-        return inner(ctx, hidden, *args)
-
-    return staticmethod(forward)
 
 
 def _step(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.metadata
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import MISSING, dataclass, fields
@@ -12,6 +13,9 @@ from typing import Any
 import torch
 
 from benchmarks.objectives.declared import trainer_class
+
+VERSION = tuple(int(part) for part in importlib.metadata.version("trl").split(".")[:2])
+"""The installed TRL: 1.16, or the 1.9 that axolotl 0.19 pins."""
 
 KINDS: dict[str, tuple[str, str, str]] = {
     "sft": ("trainer.sft_trainer", "SFTTrainer", "SFTConfig"),
@@ -95,6 +99,7 @@ def make_trainer(setup: Setup, model: Any, reference: Any, autocast: torch.dtype
     trainer.aux_loss_enabled = trainer.is_encoder_decoder = trainer._peft_has_been_casted_to_bf16 = False
     trainer.compute_loss_func = trainer.label_smoother = None
     trainer.current_gradient_accumulation_steps = 1
+    trainer.use_liger_kernel, trainer.model_kwarg_keys = False, ("logits_to_keep",)
     trainer.padding_value = trainer.pad_token_id = 0
     if setup.objective in ("dpo", "kto"):
         trainer.precompute_ref_logps = setup.reference == "precomputed"
@@ -153,7 +158,7 @@ def make_batch(setup: Setup) -> dict[str, Any]:
 def add_head(setup: Setup, model: Any, reference: Any) -> None:
     """The fused head that the trainer's __init__ puts on the model and, plain, on the reference."""
     outputs = FUSED.get(setup.objective)
-    if outputs is None:
+    if outputs is None or VERSION < (1, 15):
         return
     put: Callable[..., None] = trainer_class("trainer.utils", "add_fused_lm_head")
     put(model, outputs=outputs)

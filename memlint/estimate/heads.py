@@ -8,11 +8,10 @@ from memlint.estimate.build import Build, Linear
 from memlint.estimate.engine.pool import LOGITS, TEMPORARIES
 from memlint.estimate.engine.tape import Tape, Tensor
 from memlint.estimate.env import Batch
-from memlint.estimate.ops.basic import cast, dropout, saving_output, scale, slice_of
+from memlint.estimate.ops.basic import cast, dropout, saving_output, scale
 from memlint.estimate.ops.fused_loss import chunked_loss, liger_fused_loss, summed, trl_log_probs
 from memlint.estimate.ops.gather import index_rows
 from memlint.estimate.ops.linear import linear
-from memlint.estimate.ops.logps import chosen_loss, kernel_log_probs, log_softmax_gather, selective_log_softmax
 from memlint.estimate.ops.loss import causal_lm_loss, cross_entropy, shifting_lm_loss
 from memlint.estimate.versions import before
 from memlint.models.architecture import Architecture
@@ -28,10 +27,6 @@ class CausalHead:
     def __init__(self, a: Architecture, b: Build, embed: Any, *, name: str = "lm_head", bias: bool = False) -> None:
         self.loss_kind = b.training.loss
         self.trl = b.job.framework.startswith(("trl", "TRL"))
-        self.whole = b.job.framework.lower().startswith("llama")
-        """LLaMA-Factory takes the log-softmax of all rows at once."""
-        self.kernel = not before(b.job, "trl", 1, 14)
-        """TRL has a Triton kernel for log-probabilities of whole logits (kernels/logprob_entropy.py)."""
         self.widens = before(b.job, "torch", 2, 8)
         """addmm knows no ``out_dtype`` yet (TRL 1.16 kernels/chunked_logprob.py _addmm_fp32)."""
         self.softcap = a.get("final_logit_softcapping") is not None
@@ -88,34 +83,6 @@ class CausalHead:
         if self.trl:
             return summed(f, trl_log_probs(f, hidden, self.head.weight, widens=self.widens))
         return chunked_loss(f, hidden, self.head.weight, batch.labels)
-
-    def log_probs(self, f: Tape, held: list[Any], labels: Tensor, scored: int | None, *, adds: bool) -> tuple[Any, ...]:
-        """Per-token log-probabilities of the labels, the chosen half's cross entropy where the objective ``adds`` it,
-        and the logits that the trainer goes on holding.
-
-        ``held``: the model's logits or None, and its hidden states; emptied here, so that what the trainer does not
-        hold goes. ``scored``: positions of a row whose label counts; None: all but the last.
-        """
-        f.component = LOGITS
-        hidden, logits = held.pop(), held.pop()
-        if logits is None:
-            # Inside the model's forward, so under its autocast.
-            if self.loss_kind == "fused":
-                return liger_fused_loss(f, hidden, self.head.weight), None, None
-            return trl_log_probs(f, hidden, self.head.weight, scored, widens=self.widens), None, None
-        del hidden
-        if self.whole or f.autocast is not None:
-            # LLaMA-Factory's own cast, else accelerate's convert_outputs_to_fp32 around the model's forward
-            # (utils/operations.py, 1.15).
-            logits = cast(f, logits, "fp32")
-        f.autocast = None
-        if self.whole:
-            return log_softmax_gather(f, logits), None, logits
-        first = chosen_loss(f, logits, labels) if adds else None
-        if self.kernel:
-            logits = slice_of(f, logits, (logits.shape[0], scored or logits.shape[1] - 1, logits.shape[2]))
-            return kernel_log_probs(f, logits), first, logits
-        return selective_log_softmax(f, logits), first, logits
 
 
 class ClassificationHead:

@@ -26,6 +26,7 @@ def title(point: dict[str, Any]) -> str:
     words = [point["objective"], point["config"]["model_type"], point["precision"], point["checkpointing"]]
     words += ["lora"] * ("lora" in point) + [point["reference"]] * (point["reference"] != "none")
     words += ["padding"] * point["padding"] + [f"b{point['batch']}"] + [str(v) for v in point["options"].values()]
+    words += [f"trl {point['trl']}"] * (point["trl"] != "1.16")
     return " ".join(words)
 
 
@@ -36,9 +37,10 @@ def job(point: dict[str, Any]) -> TrainingJob:
     return replace_fields(
         traced.job(point),
         {
-            "framework": "trl 1.16.0",
+            "framework": "trl",
+            "versions": {"trl": point["trl"]},
             "training.objective": "dpo" if plain else NATIVE.get(objective, objective),
-            "training.loss": "chunked" if objective in FUSED else "standard",
+            "training.loss": "chunked" if objective in FUSED and point["trl"] == "1.16" else "standard",
             "training.reference_model": point["reference"],
             "training.padding": point["padding"],
             "training.completion_length": point.get("completion"),

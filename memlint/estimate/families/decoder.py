@@ -5,27 +5,19 @@ from __future__ import annotations
 from typing import Any, Callable
 
 from memlint.estimate.build import Build
-from memlint.estimate.engine.pool import INPUTS, TEMPORARIES, rounded
+from memlint.estimate.engine.pool import INPUTS, rounded
 from memlint.estimate.engine.tape import Leaf, Tape, Tensor
 from memlint.estimate.env import Batch, Env
 from memlint.estimate.errors import Unsupported
 from memlint.estimate.heads import CausalHead, ClassificationHead
-from memlint.estimate.ops.basic import add, slice_of
-from memlint.estimate.ops.fused_loss import summed
 from memlint.estimate.peft_kinds import prompt_parameters
+from memlint.estimate.policy import PAIRED as PAIRED
+from memlint.estimate.policy import POLICY, Policy
 from memlint.job import TrainingJob
 from memlint.models.architecture import Architecture
 from memlint.models.traits import MASK_PER_LAYER
 
 Body = Callable[[Architecture, Build, Env], Any]
-
-
-PAIRED = ("dpo", "orpo", "cpo", "reward")
-"""Objectives whose micro batch counts pairs: a chosen and a rejected row each."""
-POLICY = ("dpo", "orpo", "cpo", "kto", "grpo")
-"""Objectives computed from log-probabilities of the labels."""
-SUPERVISED = ("orpo", "cpo")
-"""Objectives to which TRL adds the cross entropy of the chosen rows."""
 
 
 class DecoderModel:
@@ -36,6 +28,7 @@ class DecoderModel:
         a = job.architecture
         self.job, self.build = job, build
         self.objective = job.training.objective
+        self.policy = Policy(job)
         self.body = body(a, build, env)
         self.prompt_tokens = prompt_parameters(build, a)
         if MASK_PER_LAYER in a.traits:
@@ -75,21 +68,11 @@ class DecoderModel:
     def forward(self, f: Tape, batch: Batch) -> Any:
         """Logits and last hidden states, which the model's forward holds until its loss is computed."""
         hidden = self.body(f, batch)
-        logits = self.head.logits(f, self._kept(f, hidden))
+        whole = self.job.training.loss == "standard"
+        logits = self.head.logits(f, self.policy.kept(f, hidden) if whole else hidden)
         if self.objective in POLICY:
             return [logits, hidden]
         return logits, hidden
-
-    def _scored(self) -> int | None:
-        """Positions of a row whose log-probability is asked for; None: all but the last."""
-        return self.job.training.completion_length if self.objective == "grpo" else None
-
-    def _kept(self, f: Tape, hidden: Tensor) -> Tensor:
-        """GRPO with whole logits asks for those of the completion only (logits_to_keep, TRL before 1.15)."""
-        length = self._scored()
-        if length is None or length >= hidden.shape[1] or self.head.loss_kind != "standard":
-            return hidden
-        return slice_of(f, hidden, (hidden.shape[0], length, hidden.shape[2]))
 
     def loss(self, f: Tape, output: Any, batch: Batch) -> Tensor:
         """The scalar loss; of a policy's ``output`` nothing is left."""
@@ -98,40 +81,8 @@ class DecoderModel:
             return loss
         held = output if isinstance(output, list) else list(output)
         del output
-        outer = f.autocast
-        assert batch.labels is not None
-        adds = self.objective in SUPERVISED
-        values, first, logits = self.head.log_probs(f, held, batch.labels, self._scored(), adds=adds)
-        # Each call of a model is an autocast of its own (Accelerator.prepare_model), whose cached weights end with it.
-        f.cast_cache.clear()
-        f.autocast = outer
-        self._reference_pass(f, batch)
-        f.autocast = None
-        del logits
-        loss = summed(f, values)
-        return loss if first is None else add(f, first, loss)
-
-    def _reference_pass(self, f: Tape, batch: Batch) -> None:
-        """Log-probabilities of the reference, without gradients, while the policy's activations are alive.
-
-        TRL dpo_trainer.py _compute_loss and LLaMA-Factory dpo/trainer.py get_batch_loss_metrics run it after the
-        policy; KTO adds a forward over mismatched pairs of the same size, also without gradients. GRPO's and RLOO's
-        are taken with the completions, before the step (_generate_and_score_completions), when nothing else is alive.
-        """
-        kind = self.job.training.reference_model
-        if self.objective == "grpo" or (kind not in ("copy", "adapter") and self.objective != "kto"):
-            return
-        body, head = self.reference or (self.body, self.head)
-        grad_enabled, f.grad_enabled = f.grad_enabled, False
-        f.adapters = kind != "adapter"
-        f.component = TEMPORARIES
-        hidden = body(f, batch)
-        held = [head.logits(f, hidden), hidden]
-        del hidden
-        assert batch.labels is not None
-        head.log_probs(f, held, batch.labels, self._scored(), adds=False)
-        f.cast_cache.clear()
-        f.grad_enabled, f.adapters = grad_enabled, True
+        own = (self.body, self.head)
+        return self.policy.loss(f, held, batch, own, self.reference or own)
 
     def leaves(self) -> list[Leaf]:
         """Gradient accumulators of all trainable parameters."""

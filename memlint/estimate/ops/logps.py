@@ -4,26 +4,38 @@ from __future__ import annotations
 
 from math import prod
 
-from memlint.estimate.engine.pool import LOGITS
-from memlint.estimate.engine.tape import Node, Tape, Tensor
+from memlint.estimate.engine.pool import DECOMPOSED, LOGITS
+from memlint.estimate.engine.tape import Node, Shape, Tape, Tensor
 from memlint.estimate.ops.basic import copy, slice_of
 from memlint.estimate.ops.loss import cross_entropy
 
 
 def _half_backward(f: Tape, node: Node, grad: Tensor) -> tuple[Tensor]:
-    # One row after the other: gather_backward zeros, _log_softmax_backward_data; unbind's backward stacks all rows.
+    # One row after the other, the last one first: gather_backward, _log_softmax_backward_data, and the row's
+    # log-probabilities go; unbind's backward stacks all rows.
     shape, dtype = node.shapes[0]
     row = shape[1:]
+    saved = list(node.saved)
+    node.saved = ()
     rows = []
-    for _ in range(shape[0]):
-        scattered = f.new(row, dtype)
+    while saved:
+        scattered = _gather_backward(f, row, dtype)
         rows.append(f.new(row, dtype))
         del scattered
+        saved.pop()
     return (f.new(shape, dtype),)
 
 
+def _gather_backward(f: Tape, shape: Shape, dtype: str) -> Tensor:
+    # Zeros that are added into; a trace on fake tensors makes the sum another tensor (see ops/gather.py).
+    zeros = None if f.one_kernel_silu else f.new(shape, dtype, DECOMPOSED)
+    scattered = f.new(shape, dtype)
+    del zeros
+    return scattered
+
+
 def _single_backward(f: Tape, node: Node, grad: Tensor) -> tuple[Tensor]:
-    # logsumexp_backward of each row: grad * exp(self - result); unbind stacks them; gather_backward's zeros are added.
+    # logsumexp_backward of each row: grad * exp(self - result); unbind stacks them; gather's gradient is added.
     shape, dtype = node.shapes[0]
     row = shape[1:]
     rows = []
@@ -34,7 +46,7 @@ def _single_backward(f: Tape, node: Node, grad: Tensor) -> tuple[Tensor]:
         del difference, exponent
     stacked = f.new(shape, dtype)
     del rows
-    scattered = f.new(shape, dtype)
+    scattered = _gather_backward(f, shape, dtype)
     del scattered
     return (stacked,)
 
@@ -50,20 +62,62 @@ def selective_log_softmax(f: Tape, logits: Tensor) -> Tensor:
     recorded = f.needs(logits)
     if logits.dtype == "fp32":
         saved = f.save(logits) if recorded else ()
+        # logsumexp's own temporary is a row of exponentials inside the operator, which a trace does not see.
         for _ in range(rows):
-            exponent = f.new(row, "fp32")
-            del exponent
+            f.pool.touch(4 * prod(row), LOGITS)
         out = f.new(out_shape, "fp32")
         return f.record(out, _single_backward, (logits,), saved) if recorded else out
     kept = []
+    log_probs = None
     for _ in range(rows):
+        # The loop variable holds the row before.
         log_probs = f.new(row, logits.dtype)
         if recorded:
             kept.append(log_probs)
-        del log_probs
     saved = f.save(*kept) if recorded else ()
     out = f.new(out_shape, logits.dtype)
     return f.record(out, _half_backward, (logits,), saved) if recorded else out
+
+
+ENTROPY_ROWS = 128
+"""Default ``chunk_size`` of entropy_from_logits (TRL 1.9 trainer/utils.py)."""
+
+
+def entropy(f: Tape, logits: Tensor) -> None:
+    """TRL's entropy_from_logits for its logs (trainer/utils.py, 1.9 to 1.13), without gradients.
+
+    ``reshape(-1, V)`` of logits [B, S, V] without their last position copies more than one row; then 128 positions at a
+    time, log-softmax, its exponential and their product are alive.
+    """
+    rows, length, width = logits.shape
+    whole = f.new((rows * length, width), logits.dtype) if rows > 1 else None
+    chunk = (min(ENTROPY_ROWS, rows * length), width)
+    parts = [f.new(chunk, logits.dtype) for _ in range(3)]
+    del parts, whole
+
+
+def _divided_backward(f: Tape, node: Node, grad: Tensor) -> tuple[Tensor]:
+    # CopySlices (torch/csrc/autograd/functions/tensor.cpp): a copy of the gradient, its viewed part cloned and divided.
+    whole = f.new(*node.shapes[0])
+    part = f.new(node.meta, grad.dtype)
+    quotient = f.new(node.meta, grad.dtype)
+    del part, quotient
+    return (whole,)
+
+
+def divided_in_place(f: Tape, logits: Tensor) -> Tensor:
+    """``logits[:, :-1, :].div_(temperature)`` (TRL before 1.15 grpo_trainer.py): logits [B, S, V], the same storage."""
+    out = Tensor(logits.shape, logits.dtype, logits.storage)
+    rows, length, width = logits.shape
+    return f.record(out, _divided_backward, (logits,), (), (rows, length - 1, width)) if f.needs(logits) else out
+
+
+def _whole_backward(f: Tape, node: Node, grad: Tensor) -> tuple[Tensor]:
+    shape, dtype = node.shapes[0]
+    scattered = _gather_backward(f, shape, dtype)
+    out = f.new(shape, dtype)
+    del scattered
+    return (out,)
 
 
 def _kernel_backward(f: Tape, node: Node, grad: Tensor) -> tuple[Tensor]:
@@ -104,14 +158,6 @@ def chosen_loss(f: Tape, logits: Tensor, labels: Tensor) -> Tensor:
     flat = shifted.view(rows // 2 * (length - 1), width)
     del shifted
     return cross_entropy(f, flat, targets)
-
-
-def _whole_backward(f: Tape, node: Node, grad: Tensor) -> tuple[Tensor]:
-    shape, dtype = node.shapes[0]
-    scattered = f.new(shape, dtype)
-    out = f.new(shape, dtype)
-    del scattered
-    return (out,)
 
 
 def log_softmax_gather(f: Tape, logits: Tensor) -> Tensor:
