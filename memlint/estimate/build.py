@@ -162,9 +162,11 @@ class Build:
             self.leaves.append(weight.node)
         sharding.adopt(
             weight.node if isinstance(weight.node, Leaf) else None,
-            prod(shape),
+            shape,
             prod(shape) * DTYPE_BYTES[computed],
             grad_dtype,
+            # A reference model's last unit stays gathered from one step to the next, as the root does in this one.
+            "" if self.reference else name,
         )
         return weight
 
@@ -205,7 +207,7 @@ class Build:
             outputs, inputs, quantization, compute, unpacks=unpacks, keeps_input=keeps_input(self.job)
         )
         blocks = weight.storages()
-        self.sharding.adopt(None, outputs * inputs, sum(blocks), "")
+        self.sharding.adopt(None, (outputs, inputs), sum(blocks), "", f"{name}.weight")
         self.records.append(
             Record(f"{name}.weight", (outputs, inputs), quantization.type, False, "", self.count, tuple(blocks))
         )

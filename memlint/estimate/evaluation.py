@@ -161,7 +161,7 @@ def _forward(job: TrainingJob, target: Target | None, rows: int) -> _Forward | N
     pool.add(fixed, COMMUNICATION)
     batch = model.batch(tape)
     pool.begin()
-    tape.autocast = changed.training.precision.autocast if sharding.kind != "fsdp" else None
+    tape.autocast = changed.training.precision.autocast if sharding.fully is None else None
     sharding.begin(tape, build.root)
     output = model.forward(tape, batch)
     loss = model.loss(tape, output, batch)

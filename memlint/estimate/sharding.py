@@ -1,17 +1,20 @@
 """How parameters, gradients and states are divided over data-parallel GPUs, and the buffers that dividing costs.
 
-Sources: torch 2.13 distributed/fsdp/_fully_shard (FSDP2: all-gather copy-out, reduce-scatter input),
-nn/parallel/distributed.py (DDP buckets); DeepSpeed 0.19 runtime/zero/stage_1_and_2.py, stage3.py, config.py (bucket
-sizes in elements).
+Sources: torch 2.13 nn/parallel/distributed.py (DDP buckets); DeepSpeed 0.19 runtime/zero/stage_1_and_2.py, stage3.py,
+config.py (bucket sizes in elements).
 """
 
 from __future__ import annotations
 
+from math import prod
 from typing import Callable
 
 from memlint.estimate.engine.pool import COMMUNICATION, GRADIENTS, rounded
 from memlint.estimate.engine.tape import Leaf, Node, Tape, Tensor
+from memlint.estimate.fully_shard import FullyShard, padded
+from memlint.estimate.gradient_sink import Sink
 from memlint.estimate.records import Record, Slot
+from memlint.estimate.units import Unit
 from memlint.job import TrainingJob
 from memlint.records import dataclass, field
 from memlint.units import DTYPE_BYTES
@@ -34,18 +37,6 @@ def _bucket(job: TrainingJob) -> int:
 
 
 @dataclass(slots=True)
-class Unit:
-    """Parameters that are gathered together: a layer, or what is outside all layers."""
-
-    gathered_bytes: int = 0
-    gathered_dtype_bytes: int = 2
-    gradients: list[Tensor] = field(default_factory=list)
-    gradient_elements: int = 0
-    shard_bytes: int = 0
-    buffer: Tensor | None = None
-
-
-@dataclass(slots=True)
 class Sharding:
     """The data-parallel scheme of a run. ``world`` is the number of GPUs the states are divided over."""
 
@@ -62,6 +53,8 @@ class Sharding:
     overlap: bool
     bucket_view: bool
     wrap: str
+    fully: FullyShard | None = None
+    """FSDP2's own lifetimes; None: those of DeepSpeed and FSDP1, where a unit is gathered into its parameters."""
     current: Unit | None = None
     units: list[Unit] = field(default_factory=list)
 
@@ -80,8 +73,19 @@ class Sharding:
         divided = parallelism.shard if parallelism.strategy == "hsdp" and parallelism.shard else world
         compute = precision.autocast or precision.weights
         overlap = parallelism.overlap_comm
+        fully = None
+        if kind == "fsdp" and parallelism.strategy != "fsdp1":
+            fully = FullyShard(
+                world=max(1, divided),
+                compute=precision.autocast,
+                reduce=compute,
+                reshard=parallelism.reshard_after_forward,
+                replicated=parallelism.strategy == "hsdp",
+            )
+            fully.keeps_gradients = parallelism.offload not in ("optimizer", "all")
         return cls(
             kind=kind,
+            fully=fully,
             world=max(1, divided),
             compute=compute,
             reduce=compute,
@@ -120,6 +124,8 @@ class Sharding:
             return sum([rounded(b) for b in record.blocks])
         if self.offload in ("parameters", "all"):
             return 0
+        if self.kind == "fsdp" and len(record.blocks) == 1 and record.numel:
+            return rounded(record.blocks[0] * padded(record.shape, self.world) // (record.numel * self.world))
         return sum([rounded(-(-b // self.world)) for b in record.blocks])
 
     def slots(self, slots: list[Slot], *, master: bool) -> list[Slot]:
@@ -136,7 +142,8 @@ class Sharding:
             return [Slot((self.part(total),), dtype, dtype, 1, matrix=False)]
         if self.kind == "fsdp":
             return [
-                Slot((-(-s.shape[0] // self.world), *s.shape[1:]), s.dtype, s.grad_dtype, s.count) for s in slots
+                Slot((-(-s.shape[0] // self.world), *s.shape[1:]), s.dtype, s.grad_dtype, s.count) if s.shape else s
+                for s in slots
             ]
         return slots
 
@@ -180,22 +187,48 @@ class Sharding:
         self.units.append(self.current)
         return self.current
 
-    def adopt(self, leaf: Leaf | None, elements: int, compute_bytes: int, grad_dtype: str) -> None:
+    def carve(self, *, tied: bool, head: str | None) -> None:
+        """Give embedding and tail units of their own, as accelerate does for a model with an output head ``head``.
+
+        accelerate 1.15 utils/fsdp_utils.py fsdp2_prepare_model: the input embedding; the final norm with the output
+        head (and a tied embedding), which stays gathered; the root keeps the rest.
+        """
+        fully = self.fully
+        if fully is None or self.wrap != "layer":
+            return
+        root = self.current
+        fully.tied = tied
+        fully.tail = self.unit()
+        fully.embedding = None if tied else self.unit()
+        fully.head = head
+        self.current = root
+
+    def adopt(self, leaf: Leaf | None, shape: tuple[int, ...], compute_bytes: int, grad_dtype: str, name: str) -> None:
         """Note a parameter of the unit under construction and divert its gradient."""
         if self.kind in ("none", "ddp", "zero1") or (self.kind == "fetched" and leaf is not None):
             return
         unit = self.current
-        if unit is not None and self.gathers:
+        elements = prod(shape)
+        if self.fully is not None:
+            if unit is self.units[0]:
+                unit = self.fully.end_of(name) or unit
+            assert unit is not None
+            size = compute_bytes * padded(shape, self.world) // elements
+            unit.gathered_bytes += size
+            unit.whole_bytes += rounded(size)
+        elif unit is not None and self.gathers:
             unit.gathered_bytes += compute_bytes
         if leaf is None:
             return
         kept = 0 if self.host_states else self.part(elements) * DTYPE_BYTES[grad_dtype]
-        leaf.sink = _Sink(unit if self.gathers else None, kept).take
+        leaf.sink = Sink(unit if self.gathers else None, kept, grad_dtype, self.fully).take
 
     def run(self, f: Tape, unit: Unit | None, block: Callable[..., Tensor], x: Tensor, *others: Tensor) -> Tensor:
         """Run a layer with its parameters gathered, in forward and again around its backward."""
         if unit is None or not self.gathers:
             return block(f, x, *others)
+        if self.fully is not None:
+            return self.fully.run(f, unit, block, x, others)
         self.gather(f, unit)
         if f.needs(x):
             through = Tensor(x.shape, x.dtype, x.storage)
@@ -209,25 +242,27 @@ class Sharding:
         return out
 
     def begin(self, f: Tape, root: Unit) -> None:
-        """Gather what is outside all layers before the forward; it stays until backward ends (FSDP2's root unit)."""
-        if self.gathers:
+        """Gather what is outside all layers before the forward; it stays until backward ends."""
+        if self.fully is not None:
+            self.fully.begin(f, root)
+        elif self.gathers:
             self.gather(f, root)
 
     def finish(self, f: Tape) -> None:
         """End of backward: reduce what is left (units whose input needed no gradient, and the root)."""
         if not self.gathers:
             return
+        if self.fully is not None:
+            self.fully.finish(f, self.units)
+            return
         for unit in self.units:
             self.reduce_scatter(f, unit)
             unit.buffer = None
 
     def gather(self, f: Tape, unit: Unit) -> None:
-        """All-gather: the flat output of the collective, copied into whole parameters."""
+        """All-gather into whole parameters."""
         if unit.buffer is None:
             unit.buffer = f.new((unit.gathered_bytes,), "uint8", COMMUNICATION)
-            if self.kind == "fsdp":
-                # foreach_all_gather_copy_out: output buffer and parameters side by side for a moment.
-                f.pool.touch(unit.gathered_bytes, COMMUNICATION)
 
     def reduce_scatter(self, f: Tape, unit: Unit) -> None:
         """Post-backward: flat input of all gradients in the reduce dtype, then the rank's own part stays."""
@@ -241,38 +276,6 @@ class Sharding:
                 f.kept.append(kept)
             del flat
         unit.buffer = None
-
-
-class _Sink:
-    """Takes a finished gradient away from its parameter: into the unit (FSDP, ZeRO-3) or straight into a bucket
-    (ZeRO-2).
-    """
-
-    __slots__ = ("kept", "unit")
-
-    def __init__(self, unit: Unit | None, kept: int) -> None:
-        self.unit = unit
-        self.kept = kept
-
-    def take(self, f: Tape, leaf: Leaf, grad: Tensor) -> None:
-        """Called by the engine with the gradient of one parameter."""
-        if leaf.grad is True:
-            kept = 0
-        else:
-            kept = self.kept
-        if self.unit is None:
-            if kept:
-                f.kept.append(f.new((kept,), "uint8", GRADIENTS))
-            return
-        if grad.storage is not None:
-            grad.storage.relabel(GRADIENTS)
-        unit = self.unit
-        unit.gradients.append(grad)
-        elements = 1
-        for side in leaf.shape:
-            elements *= side
-        unit.gradient_elements += elements
-        unit.shard_bytes += rounded(kept)
 
 
 def _enter_backward(f: Tape, node: Node, grad: Tensor) -> tuple[Tensor]:

@@ -113,12 +113,15 @@ def run_step(
 
     timeline: list[PhasePeak] = []
     pool.begin()
-    tape.autocast = training.precision.autocast if sharding.kind != "fsdp" else None
+    # FSDP2 computes in its policy's dtype: accelerate 1.15 _prepare_fsdp2 puts no autocast around the model.
+    tape.autocast = training.precision.autocast if sharding.fully is None else None
     sharding.begin(tape, build.root)
     output = model.forward(tape, batch)
     _phase(tape, "forward", timeline)
     loss = model.loss(tape, output, batch)
     del output
+    if sharding.fully is not None:
+        sharding.fully.end_forward()
     tape.component = TEMPORARIES
     tape.autocast = None
     tape.cast_cache.clear()

@@ -8,7 +8,7 @@ from memlint.estimate.build import Build
 from memlint.estimate.engine.pool import ACTIVATIONS, TEMPORARIES
 from memlint.estimate.engine.tape import Tape, Tensor
 from memlint.estimate.env import Env
-from memlint.estimate.sharding import Unit
+from memlint.estimate.units import Unit
 
 MIN_REPEATS = 3
 """Fewer equal periods than this are run as they are."""
@@ -34,6 +34,13 @@ def groups_of(kinds: Sequence[Hashable]) -> list[tuple[int, int, int]]:
             result.append((start, period, count))
             start += period * count
     return result
+
+
+def _last_apart(start: int, period: int, count: int) -> list[tuple[int, int, int]]:
+    """Run the last copy as well: its backward lets go of what another unit reduced, not of an equal one's."""
+    if count == 1:
+        return [(start, period, count)]
+    return [(start, period, count - 1), (start + period * (count - 1), period, 1)]
 
 
 def _longest_run(kinds: Sequence[Hashable], start: int) -> tuple[int, int]:
@@ -82,6 +89,8 @@ class Stack:
             for index, kind in enumerate(kinds)
         ]
         runs = [(i, 1, 1) for i in range(total)] if full or build.run_all_layers else groups_of(keys)
+        if self.sharding.fully is not None:
+            runs = [part for run in runs for part in _last_apart(*run)]
         for start, period, count in runs:
             build.count = count
             layers = []
@@ -98,6 +107,9 @@ class Stack:
         """Run the layers on x; ``others`` go to each layer as they are (encoder states, position biases)."""
         held = None
         _settle((env.state, others))
+        fully = self.sharding.fully
+        if fully is not None:
+            x = fully.before_layers(f, x)
         for count, layers in self.groups:
             repeat = f.repeat_begin(count, (x,))
             for index, layer, unit in layers:
@@ -113,7 +125,7 @@ class Stack:
                 if self.keeps:
                     self.kept.append((x, count if layer is layers[-1][1] else 1))
             f.repeat_end(repeat, (x,) if held is None else (x, held))
-        return x
+        return x if fully is None else fully.after_layers(f, x)
 
     def forget(self, f: Tape) -> None:
         """Let the kept outputs go; one that was handed from copy to copy of a repeated block stands for all of them."""

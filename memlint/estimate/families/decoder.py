@@ -23,18 +23,24 @@ Body = Callable[[Architecture, Build, Env], Any]
 class DecoderModel:
     """Body (embedding, layers, norm) and head, as transformers' ...ForCausalLM runs them, under an objective."""
 
+    one_stack = True
+    """Its layers lie between one embedding and one final norm: FSDP2's units are carved around them."""
+
     def __init__(self, job: TrainingJob, build: Build, env: Env, body: Body) -> None:
         assert job.architecture is not None
         a = job.architecture
         self.job, self.build = job, build
         self.objective = job.training.objective
         self.policy = Policy(job)
+        scoring = self.objective == "causal-lm" or self.objective in POLICY
+        if self.one_stack:
+            build.sharding.carve(tied=scoring and a.tie_word_embeddings, head="lm_head" if scoring else None)
         self.body = body(a, build, env)
         self.prompt_tokens = prompt_parameters(build, a)
         if MASK_PER_LAYER in a.traits:
             build.buffer_bytes += a.num_hidden_layers * rounded((a.max_position_embeddings or 0) ** 2)
         self.head: Any
-        if self.objective == "causal-lm" or self.objective in POLICY:
+        if scoring:
             self.head = self._language_head(a, self.body)
         elif self.objective in ("sequence-classification", "token-classification", "reward"):
             per_token = self.objective == "token-classification"
@@ -70,7 +76,16 @@ class DecoderModel:
         hidden = self.body(f, batch)
         whole = self.job.training.loss == "standard"
         logits = self.head.logits(f, self.policy.kept(f, hidden) if whole else hidden)
+        fully = self.build.sharding.fully
+        if fully is not None:
+            if logits is None:
+                hidden = fully.after_head(f, hidden)
+            else:
+                logits = fully.after_head(f, logits)
         if self.objective in POLICY:
+            if fully is not None:
+                # The trainer takes the loss after the model's forward has returned.
+                fully.end_forward()
             return [logits, hidden]
         return logits, hidden
 

@@ -166,6 +166,8 @@ class Model:
                 logits.append(linear(f, piece, output))
         f.component = TEMPORARIES
         env.release()
+        if self.build.sharding.fully is not None:
+            self.build.sharding.fully.end_forward()
         return logits
 
     def loss(self, f: Tape, output: list[Tensor], batch: Batch) -> Tensor:

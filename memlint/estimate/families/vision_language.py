@@ -165,6 +165,8 @@ def _body_of(text: Architecture) -> Any:
 class VisionLanguageModel(DecoderModel):
     """A tower, a language model and its head under an objective."""
 
+    one_stack = False
+
     def __init__(self, job: TrainingJob, build: Build, env: Env) -> None:
         whole = job.architecture
         assert whole is not None

@@ -78,7 +78,8 @@ def _trace_once(
     install_idle_cuda()
     recorder = Recorder(progress)
     config = make_config(hf_config, remote)
-    autocast = DTYPES[settings.autocast] if settings.autocast else None
+    # FSDP2 computes in MixedPrecisionPolicy's dtype; accelerate 1.15 _prepare_fsdp2 puts no autocast around the model.
+    autocast = DTYPES[settings.autocast] if settings.autocast and settings.shards == 1 else None
     with contextlib.ExitStack() as stack:
         stack.enter_context(cuda_choices(recorder, padding=settings.padding))
         mesh = stack.enter_context(fake_ranks(recorder, settings.shards)) if settings.shards > 1 else None

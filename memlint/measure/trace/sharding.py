@@ -72,6 +72,8 @@ def fake_ranks(recorder: Recorder, world: int) -> Iterator[Any]:
             put(torch.cuda, name, _Idle)
         for name in ("current_stream", "default_stream"):
             put(torch.cuda, name, lambda *args: _Idle())
+        # finalize_backward waits through torch.accelerator for a unit that was prefetched in vain.
+        put(torch.accelerator, "current_stream", lambda *args: _Idle())
         put(torch.cuda, "set_device", lambda device: None)
         put(torch.cuda, "device_count", lambda: 1)
         put(torch.cuda, "is_initialized", lambda: True)

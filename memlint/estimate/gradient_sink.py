@@ -1,0 +1,45 @@
+"""Where a finished gradient goes in sharded training."""
+
+from __future__ import annotations
+
+from memlint.estimate.engine.pool import GRADIENTS, rounded
+from memlint.estimate.engine.tape import Leaf, Tape, Tensor
+from memlint.estimate.fully_shard import FullyShard
+from memlint.estimate.units import Unit
+
+
+class Sink:
+    """Takes a finished gradient away from its parameter: into the unit (FSDP, ZeRO-3) or straight into a bucket
+    (ZeRO-2).
+    """
+
+    __slots__ = ("dtype", "fully", "kept", "unit")
+
+    def __init__(self, unit: Unit | None, kept: int, dtype: str, fully: FullyShard | None) -> None:
+        self.unit = unit
+        self.kept = kept
+        self.dtype = dtype
+        self.fully = fully
+
+    def take(self, f: Tape, leaf: Leaf, grad: Tensor) -> None:
+        """Called by the engine with the gradient of one parameter."""
+        if self.fully is not None and self.unit is not None:
+            self.fully.take(f, self.unit, leaf, grad, self.dtype)
+            return
+        if leaf.grad is True:
+            kept = 0
+        else:
+            kept = self.kept
+        if self.unit is None:
+            if kept:
+                f.kept.append(f.new((kept,), "uint8", GRADIENTS))
+            return
+        if grad.storage is not None:
+            grad.storage.relabel(GRADIENTS)
+        unit = self.unit
+        unit.gradients.append(grad)
+        elements = 1
+        for side in leaf.shape:
+            elements *= side
+        unit.gradient_elements += elements
+        unit.shard_bytes += rounded(kept)
