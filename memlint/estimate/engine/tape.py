@@ -63,6 +63,8 @@ class Tape:
         self.pending: set[Node] = set()
         self.host_bytes = 0
         """Checkpoint inputs kept in host memory."""
+        self.ends: list[Tensor] = []
+        """Leaves of the graph that are no parameters, with their gradients: alive until backward has returned."""
         self.kept: list[Tensor] = []
         """What lives until the gradients are cleared: a rank's parts of reduced gradients."""
 
@@ -149,6 +151,7 @@ class Tape:
         root = grad = None  # type: ignore[assignment]
         node = None
         self._unwind(0)
+        self.ends.clear()
 
     def _unwind(self, floor: int) -> None:
         nodes = self.nodes

@@ -11,7 +11,7 @@ from memlint.estimate.build import Build, Linear
 from memlint.estimate.engine.pool import LOGITS, TEMPORARIES
 from memlint.estimate.engine.tape import Tape, Tensor
 from memlint.estimate.env import Batch, Env
-from memlint.estimate.families.pieces import LayerNorm, attend, heads_of
+from memlint.estimate.families.pieces import LayerNorm, attend, heads_of, hooked
 from memlint.estimate.ops.activations import activate
 from memlint.estimate.ops.basic import add, dropout, scale
 from memlint.estimate.stack import Stack
@@ -170,7 +170,7 @@ class Model:
 
     def embed(self, f: Tape, ids: Tensor) -> Tensor:
         """BartScaledWordEmbedding multiplies even by one."""
-        return scale(f, self.shared(f, ids))
+        return hooked(f, self.env, scale(f, self.shared(f, ids)))
 
     def __call__(self, f: Tape, batch: Batch) -> tuple[Tensor, Any]:
         """Logits, and the hidden states that the model's forward holds."""

@@ -69,6 +69,9 @@ def anchored(f: Tape, x: Tensor, made: tuple[Shape, str], history: Node | None) 
     shape, dtype = made
     again = f.new(shape, dtype)
     again.node = history
+    if history is None:
+        # A frozen table: its lookup keeps nothing.
+        return x, again
     buckets = f.new(shape[2:], "int64")
     out = x.detach()
     if f.needs(x):

@@ -16,6 +16,7 @@ from memlint.job import TrainingJob
 MODULES = {
     "t5": "t5",
     "mt5": "t5",
+    "umt5": "umt5",
     "bart": "bart",
     "mbart": "bart",
     "pegasus": "bart",

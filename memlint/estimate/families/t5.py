@@ -5,14 +5,14 @@ Source: transformers 5.24 models/t5/modeling_t5.py (models/mt5 is the same).
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Callable
 
 from memlint.estimate.build import Build, Linear
 from memlint.estimate.engine.pool import LOGITS, TEMPORARIES
 from memlint.estimate.engine.tape import Leaf, Tape, Tensor
 from memlint.estimate.env import Batch, Env
 from memlint.estimate.families.bias import anchored, biased_attention, eager_biased
-from memlint.estimate.families.pieces import heads_of
+from memlint.estimate.families.pieces import heads_of, hooked
 from memlint.estimate.ops.activations import activate
 from memlint.estimate.ops.basic import add, cast, copy, dropout, mean_last, mul, rsqrt, scale, shift, square
 from memlint.estimate.ops.linear import Weight, embedding
@@ -46,33 +46,42 @@ class Attention:
         self.dropout = float(a.get("dropout_rate", 0.0))
 
     def __call__(
-        self, f: Tape, env: Env, x: Tensor, source: Tensor, bias: Tensor, mask: Tensor | None, *, causal: bool
+        self,
+        f: Tape,
+        env: Env,
+        x: Tensor,
+        source: Tensor,
+        bias: Tensor | Callable[[Tensor], Tensor],
+        mask: Tensor | None,
+        *,
+        causal: bool,
     ) -> tuple[Tensor, Tensor | None]:
-        """x [B, T, H] over source [B, S, H] -> [B, T, H], attention weights."""
+        """x [B, T, H] over source [B, S, H] -> [B, T, H], attention weights; ``bias`` may still have to be made."""
         q = heads_of(self.q(f, x), self.heads, self.width)
         k = heads_of(self.k(f, source), self.heads, self.width)
         v = heads_of(self.v(f, source), self.heads, self.width)
         weights: Tensor | None = None
+        if not isinstance(bias, Tensor):
+            bias = bias(q)
         if env.attention == "eager":
             out, weights = eager_biased(f, q, k, v, bias, mask, self.dropout)
         else:
-            whole = masked_bias(f, bias, mask, causal=causal)
+            whole = masked_bias(f, bias, mask, causal=causal, looked_up=source is x)
             out = biased_attention(f, q, k, v, whole)
         out = self.o(f, out)
         return out, weights
 
 
-def masked_bias(f: Tape, bias: Tensor, mask: Tensor | None, *, causal: bool) -> Tensor:
+def masked_bias(f: Tape, bias: Tensor, mask: Tensor | None, *, causal: bool, looked_up: bool) -> Tensor:
     """create_position_bias_mask of integrations/sdpa_attention.py: made anew in every layer.
 
-    A trained bias is a permuted view of [T, S, h], so ``contiguous()`` copies it; zeros are passed on as they are.
+    A bias looked up in a table is a permuted view of [T, S, h], so ``contiguous()`` copies it; zeros are passed on.
     """
-    trained = not isinstance(bias.node, Leaf) and bias.node is not None
     if mask is not None:
         bias = where(f, bias, mask) if mask.dtype == "bool" else add(f, bias, mask)
     elif causal:
         bias = where(f, bias, f.new((1, 1, bias.shape[2], bias.shape[3]), "bool"))
-    return copy(f, bias) if trained else bias
+    return copy(f, bias) if looked_up else bias
 
 
 class FeedForward:
@@ -204,7 +213,8 @@ class StackOfBlocks:
             values = embedding(f, table, f.new((length, length), "int64"))
             return values.view(1, first.attention.heads, length, length)
 
-        return f.checkpoint(make, (), reentrant=False) if self.env.checkpointed(0) else make()
+        rebuilt = self.env.checkpointed(0) and table.trainable
+        return f.checkpoint(make, (), reentrant=False) if rebuilt else make()
 
     def zeros(self, f: Tape, shape: tuple[int, ...], dtype: str) -> Tensor:
         """The decoder's cross-attention has no bias: zeros, which collect a gradient under checkpointing."""
@@ -251,6 +261,8 @@ def _collect(f: Tape, leaf: Leaf, grad: Tensor) -> None:
 class Model:
     """T5ForConditionalGeneration: source ids [B, S] and labels [B, T] -> logits [B, T, V]."""
 
+    stack: Any = StackOfBlocks
+
     def __init__(self, a: Architecture, b: Build, env: Env) -> None:
         self.env = env
         h = a.hidden_size
@@ -259,10 +271,10 @@ class Model:
             env.attention = "eager"
         self.shared = b.embedding("shared", rows, h)
         layers = int(a.get("num_layers") or a.num_hidden_layers)
-        self.encoder = StackOfBlocks(a, b, env, "encoder", layers)
-        self.decoder = StackOfBlocks(a, b, env, "decoder", int(a.get("num_decoder_layers") or layers))
+        self.encoder = self.stack(a, b, env, "encoder", layers)
+        self.decoder = self.stack(a, b, env, "decoder", int(a.get("num_decoder_layers") or layers))
         # T5Config and MT5Config of transformers 5.24 tie always, and take a stated false as "do not scale the outputs".
-        self.scaled = a.model_type == "t5" and bool(a.get("scale_decoder_outputs", True))
+        self.scaled = a.model_type in ("t5", "umt5") and bool(a.get("scale_decoder_outputs", True))
         if a.config.get("tie_word_embeddings") is False:
             self.scaled = False
         self.head = Linear(self.shared.weight, None)
@@ -272,15 +284,17 @@ class Model:
         env = self.env
         assert batch.labels is not None
         rows, target = batch.labels.shape
-        embeds = self.shared(f, batch.ids)
+        embeds = hooked(f, env, self.shared(f, batch.ids))
         padded = env.mask(f, batch.rows, batch.length, embeds.dtype) if env.padding else None
         hidden = self.encoder(f, embeds, padded, None, None)
         del embeds, padded
         decoder_ids = f.new((rows, target), "int64")
-        embeds = self.shared(f, decoder_ids)
+        embeds = hooked(f, env, self.shared(f, decoder_ids))
+        # Only the source has a padding mask; targets are padded with -100 (DataCollatorForSeq2Seq).
+        padding, env.padding = env.padding, False
         mask = env.mask(f, rows, target, embeds.dtype)
-        padded = None
-        if env.padding:
+        env.padding, padded = padding, None
+        if padding:
             padded = f.new((rows, 1, target, batch.length), "bool" if env.attention == "sdpa" else embeds.dtype)
         out = self.decoder(f, embeds, mask, hidden, padded)
         env.state["held"], self.decoder.held = self.decoder.held, None

@@ -40,6 +40,8 @@ def convolution(f: Tape, x: Tensor, weight: Tensor, bias: Tensor | None, shape: 
 
 
 def _end(f: Tape, node: Node, grad: Tensor) -> tuple[Tensor | None, ...]:
+    # AccumulateGrad of a tensor that is no parameter: it and its gradient live as long as the graph.
+    f.ends += [t for t in (*node.saved, grad) if t is not None]
     return ()
 
 
