@@ -138,6 +138,8 @@ def main() -> int:
     for point in points():
         if options.only and point["objective"] not in options.only:
             continue
+        if VERSION < (1, 15) and point["objective"] == "sft" and "loss_type" in point["options"]:
+            continue  # with whole logits, whose logs are not modelled
         result = trace_point(point)
         point["trl"] = ".".join(str(part) for part in VERSION)
         point["parameters"] = result.parameters

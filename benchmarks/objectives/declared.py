@@ -28,13 +28,17 @@ class DeclaringMode(RecordingMode):
 
     scored: dict[tuple[int, ...], int]
     """Shape of a mask -> how many of its elements are true; all of them where it is not named."""
+    number = 1
+    """What an integer read from a tensor is: TRL 1.9 counts the labels of its chunked loss so."""
     chosen = False
     """KTO asks for the chosen rows, then for the rejected ones: here all rows are chosen, the most it logs at once."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run ``func``, or what CUDA runs in its place once the number of true elements is known."""
         if func is ATEN._local_scalar_dense.default and args[0].dtype != torch.bool:
-            return 1.0 if args[0].is_floating_point() else 1
+            return 1.0 if args[0].is_floating_point() else self.number
+        if func is ATEN._local_scalar_dense.default and self.recorder.modules[-1:] in ([""], ["base_model.model"]):
+            return False  # "is every label masked?", asked in the whole model's own forward
         if func is ATEN.index.Tensor and _boolean(args[1]) is not None:
             # expandTensors (aten/src/ATen/native/IndexingUtils.h): the places of a mask's true elements.
             return super().__torch_dispatch__(func, types, (args[0], self._expanded(args[1])), kwargs)

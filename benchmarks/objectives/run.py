@@ -25,6 +25,9 @@ from memlint.measure.trace.result import TraceResult, summarise
 from memlint.measure.trace.run import _no_collection
 from memlint.measure.trace.settings import LoraSettings, TraceSettings
 
+CHUNK = 256
+"""_CHUNKED_LM_HEAD_CHUNK_SIZE of TRL 1.9 trainer/sft_trainer.py."""
+
 
 def traced(hf_config: Mapping[str, Any], setup: Setup, settings: TraceSettings) -> TraceResult:
     """The account of the second step of TRL's trainer. Raises ImportError where TRL is not installed."""
@@ -39,6 +42,7 @@ def traced(hf_config: Mapping[str, Any], setup: Setup, settings: TraceSettings) 
         stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
         mode = DeclaringMode(recorder, padding=settings.padding)
         mode.scored = {}
+        mode.number = -(-setup.batch * (setup.seq - 1) // CHUNK) * CHUNK if setup.objective == "sft" else 1
         if setup.completion:
             mode.scored[(setup.batch, setup.seq - 1)] = setup.batch * setup.completion
         stack.enter_context(mode)

@@ -66,6 +66,8 @@ def _arguments(setup: Setup) -> Any:
             values[field.name] = field.default
         elif field.default_factory is not MISSING:
             values[field.name] = field.default_factory()
+    if setup.objective == "sft" and values["loss_type"] is None:
+        values["loss_type"] = "chunked_nll"  # SFTConfig.__post_init__ of TRL 1.9
     values.update(setup.options)
     return SimpleNamespace(**{**values, "report_to": [], "device": torch.device("cuda")})
 
@@ -98,6 +100,7 @@ def make_trainer(setup: Setup, model: Any, reference: Any, autocast: torch.dtype
     trainer._total_train_tokens, trainer._tp_size = 0, 1
     trainer.aux_loss_enabled = trainer.is_encoder_decoder = trainer._peft_has_been_casted_to_bf16 = False
     trainer.compute_loss_func = trainer.label_smoother = None
+    trainer.model_accepts_loss_kwargs = False
     trainer.current_gradient_accumulation_steps = 1
     trainer.use_liger_kernel, trainer.model_kwarg_keys = False, ("logits_to_keep",)
     trainer.padding_value = trainer.pad_token_id = 0
@@ -158,6 +161,8 @@ def make_batch(setup: Setup) -> dict[str, Any]:
 def add_head(setup: Setup, model: Any, reference: Any) -> None:
     """The fused head that the trainer's __init__ puts on the model and, plain, on the reference."""
     outputs = FUSED.get(setup.objective)
+    if setup.objective == "sft" and VERSION < (1, 15):
+        trainer_class("trainer.sft_trainer", "_patch_chunked_ce_lm_head")(model, chunk_size=256)
     if outputs is None or VERSION < (1, 15):
         return
     put: Callable[..., None] = trainer_class("trainer.utils", "add_fused_lm_head")

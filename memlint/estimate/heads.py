@@ -9,7 +9,13 @@ from memlint.estimate.engine.pool import LOGITS, TEMPORARIES
 from memlint.estimate.engine.tape import Tape, Tensor
 from memlint.estimate.env import Batch
 from memlint.estimate.ops.basic import cast, dropout, saving_output, scale
-from memlint.estimate.ops.fused_loss import chunked_loss, liger_fused_loss, summed, trl_log_probs
+from memlint.estimate.ops.fused_loss import (
+    chunked_loss,
+    liger_fused_loss,
+    summed,
+    trl_chunked_loss,
+    trl_log_probs,
+)
 from memlint.estimate.ops.gather import index_rows
 from memlint.estimate.ops.linear import linear
 from memlint.estimate.ops.loss import causal_lm_loss, cross_entropy, shifting_lm_loss
@@ -29,6 +35,8 @@ class CausalHead:
         self.trl = b.job.framework.startswith(("trl", "TRL"))
         self.widens = before(b.job, "torch", 2, 8)
         """addmm knows no ``out_dtype`` yet (TRL 1.16 kernels/chunked_logprob.py _addmm_fp32)."""
+        self.by_chunks = before(b.job, "trl", 1, 15)
+        """The ``chunked_nll`` of TRL 1.6 to 1.14 instead of its fused head."""
         self.softcap = a.get("final_logit_softcapping") is not None
         own = LOSS_IN_OWN_DTYPE in a.traits
         halves = a.family == "gpt2" or own or before(b.job, "transformers", 4, 31)
@@ -80,6 +88,8 @@ class CausalHead:
         f.component = LOGITS
         if self.loss_kind == "fused":
             return liger_fused_loss(f, hidden, self.head.weight)
+        if self.trl and self.by_chunks:
+            return trl_chunked_loss(f, hidden, self.head.weight)
         if self.trl:
             return summed(f, trl_log_probs(f, hidden, self.head.weight, widens=self.widens))
         return chunked_loss(f, hidden, self.head.weight, batch.labels)

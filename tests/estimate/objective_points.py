@@ -40,7 +40,9 @@ def job(point: dict[str, Any]) -> TrainingJob:
             "framework": "trl",
             "versions": {"trl": point["trl"]},
             "training.objective": "dpo" if plain else NATIVE.get(objective, objective),
-            "training.loss": "chunked" if objective in FUSED and point["trl"] == "1.16" else "standard",
+            "training.loss": "chunked"
+            if objective in FUSED and (point["trl"] == "1.16" or objective == "sft")
+            else "standard",
             "training.reference_model": point["reference"],
             "training.padding": point["padding"],
             "training.completion_length": point.get("completion"),

@@ -22,12 +22,14 @@ def test_the_simulation_agrees_with_the_trainer(run: dict[str, Any]) -> None:
     phases = phases_of(step)
     traced = dict(run["phase_peaks"])
     assert peak(phases)[0] == peak(traced)[0]
-    if run["trl"] == "1.9" and run["precision"] in ("fp32", "bf16-autocast", "bf16-bf16"):
+    if run["trl"] == "1.9" and "loss" in traced and run["precision"] in ("fp32", "bf16-autocast", "bf16-bf16"):
         # logsumexp's exponentials (logsumexp_out_impl in aten/src/ATen/native/ReduceOps.cpp) are not in a trace.
         assert 0.999 * traced["loss"] < phases.pop("loss") < 1.11 * traced["loss"]
         del traced["loss"]
     # An adapter under checkpointing: what runs of a layer's backward before the layer is run again.
     rel = 0.001 if "lora" not in run or run["checkpointing"] == "none" else 0.03
+    if run["trl"] == "1.9" and run["objective"] == "sft":
+        rel = 0.004  # the last of its chunks is shorter
     assert peak(phases)[1] == pytest.approx(peak(traced)[1], rel=rel)
     assert step.forward_end_bytes == pytest.approx(run["forward_end_bytes"], rel=0.004)
     assert phases["backward"] == pytest.approx(traced["backward"], rel=rel)

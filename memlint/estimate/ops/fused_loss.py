@@ -7,9 +7,9 @@ from typing import Any
 
 from memlint.estimate.engine.pool import GRADIENTS, TEMPORARIES
 from memlint.estimate.engine.tape import Node, Shape, Tape, Tensor, cast_backward
-from memlint.estimate.ops.basic import cast, slice_of
+from memlint.estimate.ops.basic import add, cast, copy, slice_of
 from memlint.estimate.ops.linear import cast_weight, linear, to_autocast
-from memlint.estimate.ops.loss import cross_entropy
+from memlint.estimate.ops.loss import cross_entropy, log_softmax, nll
 
 TRL_TOKENS = 4096
 """TOKEN_CHUNK_SIZE: TRL 1.16 kernels/chunked_logprob.py."""
@@ -143,6 +143,60 @@ def trl_log_probs(
     if not recorded:
         return out
     return f.record(out, _chunked_logprob_backward, (x, _dense(f, weight)), saved, (compute, widens))
+
+
+def _pass_backward(f: Tape, node: Node, grad: Tensor) -> tuple[Tensor]:
+    return (grad,)
+
+
+TRL_CHUNK = 256
+"""_CHUNKED_LM_HEAD_CHUNK_SIZE: TRL 1.9 trainer/sft_trainer.py."""
+STEADY_CHUNKS = 3
+"""Chunks that are run: from the second on, each adds to gradients that are there."""
+
+
+def trl_chunked_loss(f: Tape, hidden: Tensor, weight: Tensor) -> Tensor:
+    """TRL's ``chunked_nll`` of 1.6 to 1.14: head and loss of 256 tokens at a time in fp32, each chunk checkpointed.
+
+    TRL 1.9 trainer/sft_trainer.py _chunked_cross_entropy_loss: hidden states [B, S, H] without their last position are
+    packed (``hidden[order]``); each chunk casts the whole weight to fp32 and, beside the loss, takes the entropy.
+    """
+    rows, length, width = hidden.shape
+    tokens = rows * (length - 1)
+    shifted = slice_of(f, hidden, (rows, length - 1, width))
+    flat = (copy(f, shifted) if rows > 1 else shifted).view(tokens, width)
+    del shifted
+    order, targets = f.new((tokens,), "int64"), f.new((tokens,), "int64")
+    packed = f.new(flat.shape, flat.dtype)
+    if f.needs(flat):
+        f.record(packed, _index_backward, (flat,), f.save(order), flat.shape)
+    del flat, order
+    plain = Tensor(weight.shape, weight.dtype, weight.storage, weight.node)
+    size = min(TRL_CHUNK, tokens)
+
+    def one(part: Tensor) -> Tensor:
+        first, second = cast(f, part, "fp32"), cast(f, plain, "fp32")
+        if second is plain and f.needs(second):
+            # ``weight.float().t()`` of an fp32 weight: the gradient arrives as a view, to which none is added in place.
+            second = f.record(Tensor(plain.shape, plain.dtype, plain.storage), _pass_backward, (plain,))
+        if f.autocast is not None:
+            # The transposed weight is no leaf: autocast does not cache its half copy.
+            logits = linear(f, cast(f, first, f.autocast), cast(f, second, f.autocast))
+        else:
+            logits = linear(f, first, second)
+        del first, second
+        log_probs = log_softmax(f, logits)
+        loss = nll(f, log_probs, targets)
+        exponent = f.like(log_probs)
+        product = f.like(log_probs)
+        del exponent, product
+        f.save(targets)  # the entropy's last product: recomputation runs this far
+        return loss
+
+    total = f.new((), "fp32", TEMPORARIES)
+    for _ in range(min(STEADY_CHUNKS, -(-tokens // size))):
+        total = add(f, total, f.checkpoint(one, (slice_of(f, packed, (size, width)),), reentrant=False))
+    return total
 
 
 def _sum_backward(f: Tape, node: Node, grad: Tensor) -> tuple[Tensor]:

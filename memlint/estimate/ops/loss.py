@@ -36,6 +36,23 @@ def cross_entropy(f: Tape, logits: Tensor, labels: Tensor) -> Tensor:
     return f.record(loss, _nll_backward, (log_probs,), saved) if recorded else loss
 
 
+def log_softmax(f: Tape, logits: Tensor) -> Tensor:
+    """``F.log_softmax`` over the last dimension: saves its result; on autocast's fp32 list."""
+    if f.autocast is not None:
+        logits = cast(f, logits, "fp32")
+    recorded = f.needs(logits)
+    out = f.like(logits)
+    return f.record(out, _log_softmax_backward, (logits,), f.save(out)) if recorded else out
+
+
+def nll(f: Tape, log_probs: Tensor, labels: Tensor) -> Tensor:
+    """``F.nll_loss``, a scalar: saves the log-probabilities."""
+    recorded = f.needs(log_probs)
+    saved = f.save(log_probs, labels) if recorded else ()
+    loss = f.new((), log_probs.dtype, TEMPORARIES)
+    return f.record(loss, _nll_backward, (log_probs,), saved) if recorded else loss
+
+
 def causal_lm_loss(f: Tape, logits: Tensor, labels: Tensor) -> Tensor:
     """transformers' ForCausalLMLoss (loss/loss_utils.py, 5.24): logits to fp32, labels shifted, cross entropy."""
     f.component = LOGITS
