@@ -36,7 +36,7 @@ FAMILIES: dict[str, tuple[str, ...]] = {
         "zamba2 lfm2 lfm2_moe recurrent_gemma kimi_linear minimax olmo_hybrid"
     ),
     "mamba": _names("mamba falcon_mamba mamba2"),
-    "gemma": _names("gemma4_text"),
+    "gemma": _names("gemma3n_text gemma4_text"),
     "encoder": _names(
         "bert roberta xlm-roberta xlm-roberta-xl camembert distilbert deberta deberta-v2 modernbert electra "
         "albert mpnet ernie roformer rembert eurobert nomic_bert gte bert-generation megatron-bert "
@@ -72,7 +72,6 @@ NEAREST: dict[str, tuple[str, str]] = {
     "granitemoe_swa": ("moe", "attention sinks are left out"),
     "cohere2_moe": ("moe", "its one norm a block is computed as two"),
     "mimo_v2_flash": ("moe", "layers of two attention widths are computed as one"),
-    "gemma3n_text": ("llama", "alternating updates and per-layer embeddings are not modelled"),
     "diffllama": ("llama", "the second attention map is not modelled"),
     "mellum": ("moe", "computed as a mixture of experts of the Qwen shape"),
     "minimax_m3_vl_text": ("moe", "sparse attention is computed as full attention"),

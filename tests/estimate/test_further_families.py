@@ -30,7 +30,7 @@ def test_the_simulation_agrees_with_the_trace(run: dict[str, Any]) -> None:
     step = simulated(run)
     assert elements(run) == run["parameters"]
     phases = phases_of(run, step)
-    assert peak(phases)[1] == pytest.approx(peak(run["phase_peaks"])[1], rel=0.005)
+    assert peak(phases)[1] == pytest.approx(peak(run["phase_peaks"])[1], rel=0.01)
     assert step.forward_end_bytes == pytest.approx(run["forward_end_bytes"], rel=0.005)
     for name, traced in run["phase_peaks"].items():
         assert phases[name] == pytest.approx(traced, rel=0.01), name

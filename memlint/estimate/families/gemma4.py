@@ -39,7 +39,7 @@ class Attention:
         self.kind, self.mode, _ = kind
         self.index = index
         self.heads = int(a.get("num_attention_heads"))
-        self.kv, self.dim = layer_widths(a, self.kind, index)
+        self.kv, self.dim = self.widths(a)
         self.dropout = float(a.get("attention_dropout", 0.0))
         self.q = b.linear(f"{name}.q_proj", h, self.heads * self.dim, bias)
         self.q_norm = Norm(b, f"{name}.q_norm", self.dim)
@@ -53,6 +53,20 @@ class Attention:
         self.o = b.linear(f"{name}.o_proj", self.heads * self.dim, h, bias)
         self.gates: Any = None
 
+    def widths(self, a: Architecture) -> tuple[int, int]:
+        """Key-value heads and the width of a head."""
+        return layer_widths(a, self.kind, self.index)
+
+    def pair(self, f: Tape, x: Tensor, turn: Rotation) -> tuple[Tensor, Tensor]:
+        """Keys and values of x [B, S, H]: [B, kv, S, D]."""
+        rows, length, _ = x.shape
+        k = self.k(f, x).view(rows, self.kv, length, self.dim)
+        v = self.v(f, x).view(rows, self.kv, length, self.dim) if self.v is not None else k
+        k = self.k_norm(f, k)
+        k = turn(f, k)
+        v = self.v_norm(f, v)
+        return k, v
+
     def __call__(self, f: Tape, env: Env, x: Tensor, source: Tensor) -> Tensor:
         """x [B, S, H], which is the norm of ``source`` -> [B, S, H]."""
         rows, length, _ = x.shape
@@ -64,12 +78,7 @@ class Attention:
         if self.mode == "reuse":
             k, v = state["kv"][self.kind]
         else:
-            k = self.k(f, x).view(rows, self.kv, length, self.dim)
-            v = self.v(f, x).view(rows, self.kv, length, self.dim) if self.v is not None else k
-            k = self.k_norm(f, k)
-            k = turn(f, k)
-            v = self.v_norm(f, v)
-            k, v = self._cached(f, env, k, v)
+            k, v = self._cached(f, env, *self.pair(f, x, turn))
         if self.mode == "store":
             k, v = shared(f, env, self, source, k, v)
         out = env.attend(f, q, k, v, state[f"mask:{self.kind}"], self.dropout)
@@ -237,7 +246,7 @@ class Model:
             state[f"rope:{kind}"] = Rotation.tables(f, length, self.rotary(kind), x.dtype)
         del state
         if given is not None:
-            self.layers.before = _parts_of(given)
+            self.layers.before = parts_of(given)
         embedded = x
         x = self.layers(f, env, x)
         self.layers.before = None
@@ -247,7 +256,16 @@ class Model:
         return x
 
 
-def _parts_of(packed: Tensor) -> Callable[[Tape, int], tuple[Tensor, ...]]:
+def parts_of(packed: Tensor) -> Callable[[Tape, int], tuple[Tensor, ...]]:
     """Give each layer its part of the inputs [B, S, L, P]."""
     rows, length, _, width = packed.shape
     return lambda f, index: (slice_of(f, packed, (rows, length, width)),)
+
+
+def body_of(a: Architecture) -> Any:
+    """The class that builds a type's body."""
+    if a.model_type == "gemma3n_text":
+        from memlint.estimate.families import gemma3n
+
+        return gemma3n.Model
+    return Model

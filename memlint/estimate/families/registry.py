@@ -99,9 +99,10 @@ def _mamba(job: TrainingJob, build: Build, env: Env) -> Trainable:
 
 def _gemma(job: TrainingJob, build: Build, env: Env) -> Trainable:
     from memlint.estimate.families.decoder import DecoderModel
-    from memlint.estimate.families.gemma4 import Model
+    from memlint.estimate.families.gemma4 import body_of
 
-    return DecoderModel(job, build, env, Model)
+    assert job.architecture is not None
+    return DecoderModel(job, build, env, body_of(job.architecture))
 
 
 def _hybrid(job: TrainingJob, build: Build, env: Env) -> Trainable:

@@ -148,9 +148,9 @@ def _body_of(text: Architecture) -> Any:
 
         return HybridModel
     if text.family == "gemma":
-        from memlint.estimate.families.gemma4 import Model as GemmaModel
+        from memlint.estimate.families import gemma4
 
-        return GemmaModel
+        return gemma4.body_of(text)
     if text.model_type == "mllama_text_model":
         from memlint.estimate.families.mllama import TextModel
 

@@ -42,10 +42,19 @@ def cast_weight(f: Tape, weight: Tensor | None) -> Tensor | None:
 
 
 def to_autocast(f: Tape, x: Tensor) -> Tensor:
-    """Cast an activation for an op on autocast's lower-precision list; each use makes its own copy."""
-    if f.autocast is not None and x.dtype == "fp32":
+    """Cast an activation for an op on autocast's lower-precision list; each use makes its own copy.
+
+    An activation that was made to require gradients (its node leads nowhere) is a leaf, and is cached as parameters
+    are.
+    """
+    if f.autocast is None or x.dtype != "fp32":
+        return x
+    if not isinstance(x.node, Node) or x.node.edges or x.node.backward is None:
         return cast(f, x, f.autocast)
-    return x
+    cached = f.cast_cache.get(id(x.node))
+    if cached is None:
+        cached = f.cast_cache[id(x.node)] = cast(f, x, f.autocast)
+    return cached
 
 
 def _linear_backward(f: Tape, node: Node, grad: Tensor) -> tuple[Tensor | None, ...]:
