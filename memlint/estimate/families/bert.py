@@ -26,7 +26,7 @@ ROOTS = {
 }
 """base_model_prefix; ``roberta`` for its descendants."""
 
-COUNTED = ("bert", "ernie", "electra", "distilbert")
+COUNTED = ("bert", "ernie", "electra", "distilbert", "albert")
 """Types whose positions are a slice of a buffer; the others count them from the ids, a [B, S] tensor."""
 
 BERT_NAMES = {
@@ -56,7 +56,8 @@ class Embeddings:
     """BertEmbeddings: words, token types and positions, normed and dropped out."""
 
     def __init__(self, a: Architecture, b: Build, name: str, p: float) -> None:
-        width = int(a.get("embedding_size", a.hidden_size)) if a.model_type == "electra" else a.hidden_size
+        narrow = a.model_type in ("electra", "albert")
+        width = int(a.get("embedding_size", a.hidden_size)) if narrow else a.hidden_size
         rows = b.training.vocab_size or a.vocab_size
         longest = int(a.get("max_position_embeddings"))
         self.per_row = a.model_type not in COUNTED
