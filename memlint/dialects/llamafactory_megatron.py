@@ -69,8 +69,11 @@ def _recomputation(run: Run) -> None:
         run.put("training.checkpointing.mode", "full", "recompute_granularity")
         run.draft.set(reentrant, True, default="default of Megatron-LM: core/tensor_parallel/random.py")
     elif mode == "selective":
-        run.put("training.checkpointing.mode", "selective", "recompute_granularity")
-        run.draft.set(reentrant, True, default="default of Megatron-LM: core/tensor_parallel/random.py")
+        run.put("training.checkpointing.mode", "none", "recompute_granularity")
+        run.assume(
+            "`recompute_granularity: selective` computes the core attention again, of which a fused kernel keeps next "
+            "to nothing: computed as no checkpointing"
+        )
     else:
         default = "default of Megatron-LM: recompute_granularity"
         run.draft.set("training.checkpointing.mode", "none", default=default)

@@ -77,7 +77,13 @@ class Env:
         # A checkpointed layer's closure holds its own arguments only, not what other kinds of layers share.
         uses = getattr(block, "uses", None)
         state = self.state if uses is None else {name: self.state[name] for name in uses}
-        reentrant = self.checkpointing.reentrant
+        selection = None
+        if self.checkpointing.mode == "selective":
+            from memlint.estimate.engine.selective import Selection
+
+            selection = Selection(self.checkpointing.save)
+        # The policy is a context of the non-reentrant form.
+        reentrant = self.checkpointing.reentrant and selection is None
         runs: list[object] = []
 
         def run(*again: Tensor) -> Tensor:
@@ -94,7 +100,7 @@ class Env:
 
         options = self.checkpointing
         offload = options.offload or options.mode == "offload"
-        return f.checkpoint(run, inputs, reentrant=options.reentrant, offload=offload)
+        return f.checkpoint(run, inputs, reentrant=reentrant, offload=offload, selection=selection)
 
     def mask(
         self, f: Tape, rows: int, length: int, dtype: str, window: int | None = None, *, blocks: bool = False

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from memlint.plan.flops import recompute_share
 from memlint.plan.remedy import Cost, Remedy
 
 if TYPE_CHECKING:
@@ -111,107 +110,6 @@ def fused_loss(job: TrainingJob) -> tuple[Remedy, ...]:
             needs={"transformers": "4.45"},  # release notes of 4.45: Liger in the Trainer
         ),
     )
-
-
-def checkpointing(job: TrainingJob, parameters: int, *, faster: bool = False) -> tuple[Remedy, ...]:
-    """Recompute every second layer in the backward, then every layer, then also keep the layers' inputs on the host."""
-    now = job.training.checkpointing
-    mode = now.mode
-    share = recompute_share(job, parameters) if parameters else 1 / 3
-    found: list[Remedy] = []
-    if faster and mode in ("full", "offload"):
-        found.append(
-            Remedy(
-                name="checkpointing-none",
-                dimension="checkpointing",
-                words="no activation checkpointing",
-                changes={"training.checkpointing.mode": "none"},
-                cost=Cost(
-                    compute=-share / (1 + share),
-                    sentence=f"{share / (1 + share):.0%} less compute: no layer runs its forward twice",
-                    source="FLOPs of the layers' forward over those of the step with it repeated",
-                ),
-                rank={"compute": -1},
-            )
-        )
-    if mode == "none" and (_framework(job) not in _TRAINERS or _is_recent(job)):
-        found.append(_every_second_layer(share / 2))
-    if mode == "none" or (mode == "full" and now.every > 1):
-        found.append(_every_layer(share if mode == "none" else share * (1 - 1 / now.every), now.every))
-    if mode in ("none", "full") and not now.offload and (_framework(job) != "hf-trainer" or _is_recent(job)):
-        found.append(_inputs_on_the_host(job, share if mode == "none" else 0.0))
-    return tuple(found)
-
-
-def _every_second_layer(share: float) -> Remedy:
-    return Remedy(
-        name="checkpointing-every-2",
-        dimension="checkpointing",
-        words="activation checkpointing of every second layer",
-        changes={"training.checkpointing.mode": "full", "training.checkpointing.every": 2},
-        cost=Cost(
-            compute=share,
-            sentence=f"{share:.0%} more compute: every second layer runs its forward twice",
-            source="Chen et al. 2016, arXiv:1604.06174; transformers 5.24 modeling_utils.py `every_n_layers`",
-        ),
-        rank={"compute": 1},
-    )
-
-
-def _every_layer(share: float, every: int) -> Remedy:
-    changes: dict[str, object] = {"training.checkpointing.mode": "full"}
-    if every > 1:
-        changes["training.checkpointing.every"] = 1
-    return Remedy(
-        name="checkpointing-full",
-        dimension="checkpointing",
-        words="activation checkpointing",
-        changes=changes,
-        cost=Cost(
-            compute=share,
-            sentence=f"{share:.0%} more compute: each layer runs its forward twice",
-            source="Chen et al. 2016, arXiv:1604.06174; share from the FLOPs of this model at this length",
-        ),
-        rank={"compute": 2},
-    )
-
-
-def _inputs_on_the_host(job: TrainingJob, share: float) -> Remedy:
-    changes: dict[str, object] = {"training.checkpointing.mode": "offload"}
-    if _framework(job) in _TRAINERS:
-        # transformers and TRL have a switch beside the one for checkpointing.
-        changes = {"training.checkpointing.mode": "full", "training.checkpointing.offload": True}
-    return Remedy(
-        name="checkpointing-offload",
-        dimension="checkpointing",
-        words="activation checkpointing with its inputs on the host",
-        changes=changes,
-        cost=Cost(
-            compute=share,
-            sentence="each layer's input crosses PCIe twice" + (f", {share:.0%} more compute" if share else ""),
-            source="torch autograd/graph.py save_on_cpu; axolotl activation_offloading; unsloth",
-        ),
-        rank={"compute": 3},
-    )
-
-
-_TRAINERS = ("hf-trainer", "trl")
-"""Frameworks whose checkpointing is that of transformers' Trainer."""
-
-
-def _framework(job: TrainingJob) -> str:
-    return job.framework.partition(" ")[0].lower()
-
-
-def _is_recent(job: TrainingJob) -> bool:
-    """Whether the job names a transformers whose Trainer takes ``every_n_layers`` and ``offload`` (5.24).
-
-    They are so new that, unlike for other remedies, a job that names no release is not taken to have them.
-    """
-    from memlint.dialects.values import version_tuple
-
-    own = version_tuple(job.versions.get("transformers"))
-    return bool(own) and own >= (5, 24)
 
 
 def optimizers(job: TrainingJob) -> tuple[Remedy, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Mapping
 
 from memlint.plan import options, options_scale
+from memlint.plan.options_checkpointing import checkpointing
 from memlint.plan.remedy import Remedy
 from memlint.records import dataclass
 
@@ -64,7 +65,7 @@ def remedy_space(setting: Setting) -> tuple[Dimension, ...]:
         "frozen-weights": options.half_frozen_weights(setting.job, setting.target),
         "attention": options.fused_attention(setting.job),
         "loss": options.fused_loss(setting.job),
-        "checkpointing": options.checkpointing(setting.job, setting.parameters, faster=setting.faster),
+        "checkpointing": checkpointing(setting.job, setting.parameters, faster=setting.faster),
         "optimizer": options.optimizers(setting.job),
         "step-in-backward": options.step_in_backward(setting.job),
         "batch": options_scale.micro_batches(setting.job, faster=setting.faster),

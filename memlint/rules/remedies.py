@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Sequence
 
 from memlint.findings import Fix, Help
-from memlint.plan import options, options_scale
+from memlint.plan import options, options_checkpointing, options_scale
 from memlint.plan.remedy import Remedy
 from memlint.plan.result import Plan
 from memlint.rules.context import Context
@@ -39,7 +39,9 @@ def fused_loss(context: Context) -> Remedies:
 
 def checkpointing(context: Context) -> Remedies:
     """Checkpoint every layer where none is."""
-    found = options.checkpointing(context.job, context.estimate.parameters if context.estimate is not None else 0)
+    found = options_checkpointing.checkpointing(
+        context.job, context.estimate.parameters if context.estimate is not None else 0
+    )
     return [remedy for remedy in found if remedy.name == "checkpointing-full"]
 
 

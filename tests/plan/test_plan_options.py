@@ -11,6 +11,7 @@ from memlint.models.resolve import resolve_model
 from memlint.plan import options, options_scale
 from memlint.plan.conflicts import CONFLICTS, contradiction
 from memlint.plan.flops import recompute_share, step_flops
+from memlint.plan.options_checkpointing import checkpointing
 from memlint.plan.remedy import CATEGORIES, price
 from memlint.plan.space import Setting, all_remedies, remedy_space
 from memlint.records import replace
@@ -71,9 +72,8 @@ class TestKernels:
 
 class TestCheckpointing:
     def test_its_cost_comes_from_the_models_own_flops(self):
-        (second, full, offload) = options.checkpointing(job(), 1_235_814_400)
+        (full, offload) = checkpointing(job(), 1_235_814_400)
         assert full.cost.compute == recompute_share(job(), 1_235_814_400)
-        assert second.cost.compute == full.cost.compute / 2
         assert offload.cost.compute == full.cost.compute
         assert f"{full.cost.compute:.0%} more compute" in full.cost.sentence
 
@@ -95,22 +95,35 @@ class TestCheckpointing:
         assert flops.head == 2 * 128_256 * 2048
         assert flops.backward == 2 * (flops.layers + flops.head)
 
-    def test_every_second_layer_is_less_compute_and_less_saved(self):
-        found = options.checkpointing(job(), 0)
+    def test_for_speed_a_part_comes_before_the_whole(self):
+        found = checkpointing(job(), 1_235_814_400, faster=True)
+        assert [r.name for r in found] == ["checkpointing-selective", "checkpointing-full", "checkpointing-offload"]
         assert [r.rank["compute"] for r in found] == [1, 2, 3]
+        assert found[0].cost.compute == found[1].cost.compute / 2
+
+    def test_for_speed_what_is_checkpointed_is_taken_back_as_far_as_it_goes(self):
+        found = checkpointing(job("training.activation_checkpointing=full"), 1_235_814_400, faster=True)
+        assert [(r.name, r.rank["compute"]) for r in found] == [
+            ("checkpointing-none", -2),
+            ("checkpointing-selective", -1),
+            ("checkpointing-offload", 2),
+        ]
+        assert found[0].cost.compute < found[1].cost.compute < 0
+
+    def test_every_second_layer_may_become_every_layer(self):
         every = job("training.activation_checkpointing=full", training__checkpointing__every=2)
-        full = options.checkpointing(every, 1_235_814_400)[0]
+        full = checkpointing(every, 1_235_814_400)[0]
         assert full.changes == {"training.checkpointing.mode": "full", "training.checkpointing.every": 1}
         assert full.cost.compute == recompute_share(every, 1_235_814_400) / 2
 
     def test_what_only_the_newest_trainer_takes_needs_its_release_named(self):
         trainer = replace(job(), framework="hf-trainer 5.24")
         recent = replace_fields(trainer, {"versions": {"transformers": "5.24.0"}})
-        assert [r.name for r in options.checkpointing(trainer, 0)] == ["checkpointing-full"]
-        names = [r.name for r in options.checkpointing(recent, 0)]
+        assert [r.name for r in checkpointing(trainer, 0, faster=True)] == ["checkpointing-full"]
+        names = [r.name for r in checkpointing(recent, 0, faster=True)]
         assert names == ["checkpointing-every-2", "checkpointing-full", "checkpointing-offload"]
         trl = replace(job(), framework="trl 1.16")
-        assert [r.name for r in options.checkpointing(trl, 0)] == ["checkpointing-full", "checkpointing-offload"]
+        assert [r.name for r in checkpointing(trl, 0)] == ["checkpointing-full", "checkpointing-offload"]
 
     def test_it_is_taken_back_only_for_speed(self):
         full = job("training.activation_checkpointing=full")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from math import prod
 from sys import getrefcount
-from typing import Any, Callable, Iterable
+from typing import TYPE_CHECKING, Any, Callable, Iterable
 
 from memlint.estimate.engine.graph import Backward, RepeatEdge
 from memlint.estimate.engine.graph import Leaf as Leaf
@@ -18,6 +18,9 @@ from memlint.estimate.engine.graph import Shape as Shape
 from memlint.estimate.engine.graph import Tensor as Tensor
 from memlint.estimate.engine.pool import ACTIVATIONS, GRADIENTS, TEMPORARIES, Pool, Repeat, Storage
 from memlint.units import DTYPE_BYTES
+
+if TYPE_CHECKING:
+    from memlint.estimate.engine.selective import Selection
 
 
 def cast_backward(f: Tape, node: Node, grad: Tensor) -> tuple[Tensor]:
@@ -60,6 +63,8 @@ class Tape:
         """Inside the backward of a non-reentrant recomputation: an unpacked tensor has no owner but the call itself,
         while a saved variable is released only after the outputs are validated (utils/checkpoint.py pops it,
         engine.cpp)."""
+        self.selection: Selection | None = None
+        """Inside a selectively checkpointed block: which outputs are kept."""
         self.pending: set[Node] = set()
         self.host_bytes = 0
         """Checkpoint inputs kept in host memory."""
@@ -72,6 +77,10 @@ class Tape:
         """Allocate a tensor."""
         size = 0 if self.dry else prod(shape) * DTYPE_BYTES[dtype]
         return Tensor(shape, dtype, Storage(self.pool, size, self.component if component is None else component))
+
+    def output(self, op: str, shape: Shape, dtype: str) -> Tensor:
+        """Allocate the result of an operation that selective checkpointing may keep (``mm``, ``attention``)."""
+        return self.new(shape, dtype) if self.selection is None else self.selection.output(self, op, shape, dtype)
 
     def like(self, other: Tensor, dtype: str | None = None) -> Tensor:
         """Allocate a tensor of ``other``'s shape."""
@@ -219,7 +228,13 @@ class Tape:
             result = None
 
     def checkpoint(
-        self, run: Callable[..., Tensor], inputs: tuple[Tensor, ...], *, reentrant: bool, offload: bool = False
+        self,
+        run: Callable[..., Tensor],
+        inputs: tuple[Tensor, ...],
+        *,
+        reentrant: bool,
+        offload: bool = False,
+        selection: Selection | None = None,
     ) -> Tensor:
         """``torch.utils.checkpoint``: run without keeping what is saved, and again in backward (utils/checkpoint.py,
         2.13).
@@ -241,13 +256,15 @@ class Tape:
         mark, before, outer = len(self.nodes), self.saves, (self.hollow, self.graphless)
         hollow = self.hollow
         self.hollow, self.graphless = True, reentrant or self.graphless
+        self.selection = selection
         out = run(*inputs)
         self.hollow, self.graphless = outer
+        self.selection = None
         early: tuple[str, ...] = ()
         if not reentrant and self.quiet and isinstance(out.node, Node) and self.nodes[-1] is out.node:
             early = tuple([dtype for _, dtype in out.node.shapes if dtype not in ("", out.dtype)])
         del self.nodes[mark:]
-        plan = (run, None if reentrant else self.saves - before, self.autocast, early)
+        plan = (run, None if reentrant else self.saves - before, self.autocast, early, selection)
         edges = tuple([t.node for t in inputs])
         shapes = tuple([(t.shape, t.dtype) for t in inputs])
         node = Node(None, edges, shapes, () if hollow else kept, plan, self.component)
@@ -255,7 +272,7 @@ class Tape:
         return Tensor(out.shape, out.dtype, out.storage, node)
 
     def _replay(self, node: Node) -> list[Tensor | None]:
-        run, limit, autocast, early = node.meta
+        run, limit, autocast, early, selection = node.meta
         gates = [Node(None, (), (), (), None, TEMPORARIES) for _ in node.saved]
         inputs = []
         for tensor, gate in zip(node.saved, gates):
@@ -271,7 +288,9 @@ class Tape:
         # Without reentry it is the first saved tensor asked for that starts the recomputation: a last sum, which saves
         # none, has run before and has cast the gradient of its half operand.
         ahead = [self.new(node.grad.shape, dtype) for dtype in early if node.grad is not None]
+        self.selection = selection.replay() if selection is not None else None
         out = run(*inputs)
+        self.selection = selection = None
         del ahead
         self.autocast, self.cast_cache, self.saves_left = outer
         self.dry = False

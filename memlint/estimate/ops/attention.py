@@ -98,9 +98,9 @@ def fused_attention(
         # pad_bias (attention.cpp, torch 2.13): the kernel reads rows of the mask in multiples of 16.
         mask = f.new((*mask.shape[:-1], -(-mask.shape[-1] // 16) * 16), mask.dtype)
     saved = f.save(q, k, v, mask) if recorded else ()
-    out = f.new((b, s, heads, v.shape[-1]), q.dtype)
-    lse = f.new((b, heads, s), "fp32")
-    seed, offset = f.new((), "int64"), f.new((), "int64")
+    out = f.output("attention", (b, s, heads, v.shape[-1]), q.dtype)
+    lse = f.output("attention", (b, heads, s), "fp32")
+    seed, offset = f.output("attention", (), "int64"), f.output("attention", (), "int64")
     if not recorded:
         return out
     saved += f.save(out, lse, seed, offset)

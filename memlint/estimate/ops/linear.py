@@ -78,7 +78,7 @@ def linear(f: Tape, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Te
     saved = (
         f.save(given if held.node is not None else None, held if given.node is not None else None) if recorded else ()
     )
-    out = f.new((*x.shape[:-1], held.shape[0]), given.dtype)
+    out = f.output("mm", (*x.shape[:-1], held.shape[0]), given.dtype)
     if not recorded:
         return out
     inputs = (given, held) if offset is None else (given, held, offset)
