@@ -9,8 +9,24 @@ from __future__ import annotations
 
 from typing import Any, Mapping
 
+from memlint.job_training import Checkpointing, Lora, Precision, Quantization, Training
 from memlint.models.architecture import Architecture
 from memlint.records import dataclass, field, fields, replace
+
+__all__ = [
+    "Checkpointing",
+    "Hardware",
+    "KeyPath",
+    "Lora",
+    "Origin",
+    "Parallelism",
+    "Precision",
+    "Quantization",
+    "Training",
+    "TrainingJob",
+    "replace_fields",
+    "settle_dtype",
+]
 
 KeyPath = tuple[str | int, ...]
 
@@ -29,151 +45,6 @@ class Origin:
     """``"default of axolotl 0.18: utils/schemas/config.py"``."""
     assumed: str | None = None
     """Why this value was taken although nothing states it; printed to the user."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Precision:
-    """Data types of one run. ``None`` means "follows": see each field."""
-
-    weights: str = "fp32"
-    """dtype in which the model is loaded (fp32, bf16, fp16); ``auto``: the checkpoint's, see :func:`settle_dtype`."""
-    trainable_weights: str | None = None
-    """dtype of trainable base parameters; None: as ``weights`` (LLaMA-Factory casts them to fp32)."""
-    autocast: str | None = "bf16"
-    """torch.autocast dtype of forward and loss; None: compute in the dtype of the weights."""
-    gradients: str | None = None
-    """dtype of ``.grad``; None: as the parameter."""
-    optimizer: str | None = None
-    """dtype of optimizer states; None: as the (master) parameter."""
-    master_weights: bool = False
-    """A separate fp32 copy of half-precision trainable parameters (DeepSpeed, Megatron, apex O2)."""
-    fp32_modules: tuple[str, ...] = ()
-    """Name fragments of modules kept in fp32 although ``weights`` is half (axolotl's embeddings, k-bit norms)."""
-    fp8: bool = False
-    """Linear layers compute in float8 (torchao / Transformer Engine recipe)."""
-    grad_scaler: bool = False
-    """fp16 autocast with GradScaler (its ``_amp_foreach`` unscale works in place)."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Lora:
-    """A PEFT LoRA-family adapter."""
-
-    rank: int = 16
-    alpha: float | None = None
-    targets: str | tuple[str, ...] = "all-linear"
-    """``all-linear``, ``default`` (PEFT's table for the model type), a regular expression, or module name endings."""
-    dropout: float = 0.0
-    dora: bool = False
-    modules_to_save: tuple[str, ...] = ()
-    """Modules trained in full beside the adapter (embed_tokens, lm_head, score)."""
-    dtype: str = "fp32"
-    """dtype of adapter weights: PEFT keeps them in fp32 (autocast_adapter_dtype)."""
-    kernels: bool = False
-    """Fused LoRA autograd functions (axolotl's lora_mlp_kernel and friends, unsloth)."""
-    target_parameters: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Quantization:
-    """Storage of quantised base weights."""
-
-    bits: int = 4
-    type: str = "nf4"
-    """nf4 fp4 int8 gptq awq aqlm hqq fp8."""
-    double_quant: bool = True
-    block_size: int = 64
-    skip: tuple[str, ...] = ("lm_head",)
-    """Linear modules left unquantised (transformers skips the output embedding)."""
-    storage: str = "uint8"
-    """bnb_4bit_quant_storage."""
-    kbit_preparation: bool = True
-    """peft.prepare_model_for_kbit_training ran: every non-4-bit half-precision parameter is fp32."""
-    experts: str = "loaded"
-    """Three-dimensional expert parameters: loaded (as they are), fused (packed, dequantised whole), linear (a linear
-    module an expert)."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Checkpointing:
-    """Activation checkpointing."""
-
-    mode: str = "none"
-    """none full selective offload."""
-    every: int = 1
-    """Checkpoint every n-th layer."""
-    reentrant: bool = False
-    offload: bool = False
-    """Checkpoint inputs go to pinned host memory."""
-    save: tuple[str, ...] = ()
-    """Selective: what is kept (attention, mm, ...)."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Training:
-    """The training section of a job; names, values and defaults as in the native job file."""
-
-    objective: str = "causal-lm"
-    method: str = "full"
-    lora: Lora | None = None
-    quantization: Quantization | None = None
-    micro_batch_size: int = 1
-    """Sequences on one GPU in one forward."""
-    sequence_length: int = 2048
-    """Tokens of one sequence after padding or packing."""
-    target_sequence_length: int | None = None
-    """Decoder length of an encoder-decoder; None: as sequence_length."""
-    packing: bool = False
-    """Rows are full: samples are packed to sequence_length."""
-    varlen: bool = False
-    """Packed rows run as one flat row with cumulative lengths (flash varlen, padding-free)."""
-    padding: bool = False
-    """The batch carries a padding mask."""
-    longest_once: bool = False
-    """Only the longest sample reaches sequence_length (nothing is cut to it), so no two full micro batches follow.
-    False: what a training loop still holds of the micro batch before is as long."""
-    length_mean: int | None = None
-    """Mean tokens of a sample before cutting, where the data's lengths vary and are known: the caching allocator is
-    then replayed over lengths drawn from it. None: every micro batch is as long as sequence_length."""
-    length_deviation: int | None = None
-    """Standard deviation of those tokens."""
-    drops_long: bool = False
-    """Samples longer than sequence_length are left out (ms-swift's default), not cut."""
-    gradient_accumulation_steps: int = 1
-    precision: Precision = field(default_factory=Precision)
-    optimizer: str = "adamw"
-    optimizer_in_backward: bool = False
-    max_grad_norm: float | None = 1.0
-    checkpointing: Checkpointing = field(default_factory=Checkpointing)
-    attention: str = "sdpa"
-    loss: str = "standard"
-    """standard, chunked (logits of a chunk at a time), fused (never materialised: Liger, cut cross entropy)."""
-    liger: tuple[str, ...] = ()
-    """Liger kernels in use beside the loss: rms_norm swiglu rope layer_norm."""
-    compile: bool = False
-    freeze: tuple[str, ...] = ()
-    """Name fragments of frozen modules (vision towers, embeddings, first layers)."""
-    trainable_layers: int | None = None
-    """method freeze: how many last layers train; None: all."""
-    trainable_patterns: tuple[str, ...] = ()
-    """method freeze: name fragments that stay trainable (axolotl unfrozen_parameters)."""
-    reference_model: str = "none"
-    """none, copy (a second full model), adapter (the policy with its adapter switched off), precomputed."""
-    vocab_size: int | None = None
-    """Embedding rows when tokens are added and the matrix is resized; None: as the config says."""
-    num_generations: int = 8
-    """GRPO: completions of one prompt."""
-    completion_length: int | None = None
-    """GRPO/PPO: tokens generated per completion."""
-    vllm_memory_share: float = 0.0
-    """Share of the GPU that a colocated vLLM engine takes."""
-    images: int = 0
-    """Images per sequence (vision-language models)."""
-    image_pixels: int | None = None
-    """Pixels of one image after the processor's resize; None: the processor's default."""
-    eval_micro_batch_size: int | None = None
-    """Rows of one evaluation forward; None: no evaluation."""
-    lr_scheduler_free: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
