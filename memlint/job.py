@@ -111,6 +111,13 @@ class TrainingJob:
     assumptions: tuple[str, ...] = ()
     """Sentences for the user: what was taken for granted."""
 
+    @property
+    def pages(self) -> bool:
+        """Whether what counts as host memory may as well stay on the GPU: a paged optimizer moves its states to the
+        host only where the GPU is full (bitsandbytes functional.py get_paged).
+        """
+        return self.training.optimizer.startswith("paged-") and self.parallelism.offload == "none"
+
     def origin(self, name: str) -> Origin | None:
         """Return the origin of a dotted field, or of the nearest enclosing field that has one."""
         while name:

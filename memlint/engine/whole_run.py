@@ -45,7 +45,7 @@ def judge_run(estimate: Estimate, job: TrainingJob, target: Target | None, margi
     if evaluation is not None:
         between = replace(estimate, low_bytes=evaluation.low_bytes, high_bytes=evaluation.high_bytes)
         found.append(judge(between, job, target, margin))
-    limit = host_memory(job.hardware.host_memory, target)
+    limit = host_memory(job.hardware.host_memory, target) if not job.pages else None
     if limit is not None and estimate.host_bytes > limit:
         found.append("oom")
     return max(found, key=_WORST.index)

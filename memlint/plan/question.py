@@ -52,7 +52,7 @@ def _question(
         usable=usable_bytes(job, target),
         margin=margin,
         gpus=job.parallelism.gpus or (target.gpus if target is not None else 1),
-        host_bytes=host_memory(job.hardware.host_memory, target),
+        host_bytes=host_memory(job.hardware.host_memory, target) if not job.pages else None,
         try_changes=_whole_run(try_changes, target),
         judge=lambda other: judge_run(other, job, target, margin),
         predict=_predict,

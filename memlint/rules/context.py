@@ -101,10 +101,10 @@ class Context:
 
     @property
     def host_limit(self) -> int | None:
-        """Main memory of one node in bytes; None where it is not known."""
+        """Main memory of one node in bytes; None where it is not known, or nothing must be kept there."""
         from memlint.hardware.target import host_memory
 
-        return host_memory(self.job.hardware.host_memory, self.target)
+        return None if self.job.pages else host_memory(self.job.hardware.host_memory, self.target)
 
     @property
     def assumed(self) -> tuple[str, ...]:

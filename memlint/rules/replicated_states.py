@@ -22,7 +22,7 @@ train.yaml:5:25: warning[MEM501] replicated-states: each of 8 GPUs holds all sta
    5 | parallelism: {strategy: ddp}
      |                         ^^^
    = help: `parallelism.strategy: zero2` fits, predicted 33.5 GiB
-   = help: `parallelism.strategy: fsdp` fits, predicted 12.6 GiB
+   = help: `parallelism.strategy: fsdp` fits, predicted 12.0 GiB
    = help: `parallelism.strategy: zero3` fits, predicted 23.1 GiB
 ```
 

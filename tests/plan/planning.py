@@ -38,7 +38,9 @@ def native(tmp_path, model, target=None, training=None, parallelism=None):
 
 def question(path, target, goal="fit"):
     source = open_source(str(path), target=target, offline=True, isolated=True)
-    estimate, _ = predict(source.job, source.target)
+    estimate, reason = predict(source.job, source.target)
+    if estimate is None:
+        raise UserError(f"{path}: {reason}")
     return from_source(source, estimate, hypothetical=False, goal=goal)
 
 

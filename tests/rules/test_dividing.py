@@ -106,6 +106,12 @@ class TestHostMemory:
         assert "MEM103" in codes({"train.yaml": OFFLOADED}, "g6.xlarge")
         assert "MEM103" not in codes({"train.yaml": OFFLOADED}, "g6.48xlarge")
 
+    def test_paged_states_may_stay_on_the_gpu(self, codes):
+        job = OFFLOADED.replace("{strategy: zero2, offload: optimizer}", "{}").replace(
+            "precision: bf16", "precision: bf16, optimizer: paged-adamw"
+        )
+        assert "MEM103" not in codes({"memlint.toml": 'host-memory = "8GiB"\n', "train.yaml": job}, "A100-80GB")
+
     def test_two_nodes_hold_half_each(self, codes):
         files = {"memlint.toml": 'host-memory = "24GiB"\n', "train.yaml": OFFLOADED}
         assert "MEM103" not in codes(files, "2x8xA100-40GB")
