@@ -97,3 +97,22 @@ def test_a_choice_among_experts_without_a_number_is_the_configs_fault(missing: s
 def test_what_has_no_model_says_so_in_a_sentence(config: dict[str, Any], sentence: str) -> None:
     with pytest.raises(Unsupported, match=sentence):
         count(config)
+
+
+NLLB_600M = {
+    "model_type": "m2m_100",
+    "vocab_size": 256206,
+    "d_model": 1024,
+    "encoder_layers": 12,
+    "decoder_layers": 12,
+    "encoder_attention_heads": 16,
+    "decoder_attention_heads": 16,
+    "encoder_ffn_dim": 4096,
+    "decoder_ffn_dim": 4096,
+    "max_position_embeddings": 1024,
+}
+
+
+def test_nllb_has_its_published_size_and_no_trained_positions() -> None:
+    assert count(NLLB_600M, "seq2seq") == 615_073_792
+    assert not [name for name in names_of(point("m2m_100")) if "embed_positions" in name]

@@ -1,6 +1,6 @@
 """BART and its kin: norms after (bart, marian) or before (mbart, pegasus) the branches, a decoder over encoder states.
 
-Sources: transformers 5.24 models/{bart,mbart,pegasus,marian}/modeling_*.py.
+Sources: transformers 5.24 models/{bart,mbart,pegasus,marian,plbart,blenderbot,blenderbot_small,m2m_100}/modeling_*.py.
 """
 
 from __future__ import annotations
@@ -21,11 +21,17 @@ from memlint.units import DTYPE_BYTES
 POSITION_OFFSET = 2
 """Rows that BartLearnedPositionalEmbedding adds."""
 
-PRE_NORM = ("mbart", "pegasus", "whisper")
+PRE_NORM = ("mbart", "pegasus", "whisper", "blenderbot", "m2m_100")
 """Norms before the branches, and one after the last layer."""
 
-SINUSOIDAL = ("pegasus", "marian")
-"""Positions from a table of sines, one row a position, and no norm after the embedding."""
+PLAIN_TABLES = ("pegasus", "marian", "blenderbot", "blenderbot-small")
+"""Tables of positions (of sines or learned) with one row a position."""
+
+UNNORMED = ("pegasus", "marian", "blenderbot", "m2m_100")
+"""No norm after the embedding."""
+
+BUFFERED = ("m2m_100",)
+"""Positions are looked up in a buffer, for each token by its place; logits have no bias of their own."""
 
 
 class Attention:
@@ -126,24 +132,41 @@ class Side:
     def __init__(self, a: Architecture, b: Build, env: Env, side: str) -> None:
         h = a.hidden_size
         name = f"model.{side}"
-        sines = a.model_type in SINUSOIDAL
-        self.env, self.per_row = env, side == "encoder" and not sines
+        plain = a.model_type in PLAIN_TABLES
+        self.env, self.per_row = env, side == "encoder" and not plain
         self.dropout = float(a.get("dropout", 0.0))
-        rows = int(a.get("max_position_embeddings")) + (0 if sines else POSITION_OFFSET)
-        # Built frozen, the tables train after from_pretrained of transformers 5.24, which puts new parameters in place.
-        self.positions = b.embedding(f"{name}.embed_positions", rows, h)
+        rows = int(a.get("max_position_embeddings")) + (0 if plain else POSITION_OFFSET)
+        self.dtype = b.training.precision.weights
+        self.positions = None
+        if a.model_type in BUFFERED:
+            b.buffer(rows * h * DTYPE_BYTES[self.dtype])
+        else:
+            # Built frozen, the tables of sines train after from_pretrained of transformers 5.24, which puts new
+            # parameters in place.
+            self.positions = b.embedding(f"{name}.embed_positions", rows, h)
         self.layers = stack(a, b, env, side, int(a.get(f"{side}_layers")))
-        self.embed_norm = None if sines else LayerNorm(b, f"{name}.layernorm_embedding", h)
+        self.norms_first = a.model_type == "blenderbot-small" and side == "decoder"
+        """The embedding is normed before its positions are added."""
+        unnormed = a.model_type in UNNORMED
+        self.embed_norm = None if unnormed else LayerNorm(b, f"{name}.layernorm_embedding", h)
         self.norm = LayerNorm(b, f"{name}.layer_norm", h) if a.model_type in PRE_NORM else None
+
+    def placed(self, f: Tape, rows: int, length: int, width: int) -> Tensor:
+        """Embeddings of the positions."""
+        if self.positions is None:
+            return f.new((rows, length, width), self.dtype)
+        return self.positions(f, f.new((rows if self.per_row else 1, length), "int64"))
 
     def __call__(
         self, f: Tape, embeds: Tensor, mask: Tensor | None, source: Tensor | None, padded: Tensor | None
     ) -> Tensor:
         """embeds [B, T, H] over the encoder's source [B, S, H] -> [B, T, H]."""
         env, rows, length = self.env, embeds.shape[0], embeds.shape[1]
-        position_embeds = self.positions(f, f.new((rows if self.per_row else 1, length), "int64"))
+        position_embeds = self.placed(f, rows, length, embeds.shape[-1])
+        if self.norms_first and self.embed_norm is not None:
+            embeds = self.embed_norm(f, embeds)
         x = add(f, embeds, position_embeds)
-        if self.embed_norm is not None:
+        if self.embed_norm is not None and not self.norms_first:
             x = self.embed_norm(f, x)
         x = dropout(f, x, self.dropout)
         env.state["mask"], env.state["source"], env.state["cross mask"] = mask, source, padded
@@ -166,7 +189,9 @@ class Model:
         weight = self.shared.weight if a.tie_word_embeddings else b.parameter("lm_head.weight", rows, a.hidden_size)
         self.head = Linear(weight, None)
         self.offset_dtype = b.training.precision.weights
-        b.buffer(rows * DTYPE_BYTES[self.offset_dtype])
+        self.biased = a.model_type not in BUFFERED
+        if self.biased:
+            b.buffer(rows * DTYPE_BYTES[self.offset_dtype])
 
     def embed(self, f: Tape, ids: Tensor) -> Tensor:
         """BartScaledWordEmbedding multiplies even by one."""
@@ -191,6 +216,7 @@ class Model:
         del embeds, mask, padded
         f.component = LOGITS
         logits = self.head(f, out)
-        logits = add(f, logits, Tensor((1, logits.shape[-1]), self.offset_dtype, None))
+        if self.biased:
+            logits = add(f, logits, Tensor((1, logits.shape[-1]), self.offset_dtype, None))
         f.component = TEMPORARIES
         return logits, (hidden, out, decoder_ids)

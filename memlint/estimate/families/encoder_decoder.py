@@ -21,6 +21,10 @@ MODULES = {
     "mbart": "bart",
     "pegasus": "bart",
     "marian": "bart",
+    "plbart": "bart",
+    "blenderbot": "bart",
+    "blenderbot-small": "bart",
+    "m2m_100": "bart",
     "whisper": "whisper",
 }
 """model_type -> module of this package that holds its ``Model``; modules load on first use."""
