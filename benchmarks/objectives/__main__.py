@@ -106,6 +106,26 @@ def points() -> Iterator[dict[str, Any]]:
     yield _point("grpo", reference="copy", options={"beta": 0.04, "loss_type": "grpo"})
 
 
+def factory_points() -> Iterator[dict[str, Any]]:
+    """What is traced of LLaMA-Factory."""
+    kinds: tuple[tuple[str, dict[str, Any]], ...] = (
+        ("dpo", {"reference": "copy"}),
+        ("kto", {"reference": "copy"}),
+        ("orpo", {}),
+        ("reward", {}),
+    )
+    for kind, fields in kinds:
+        adapted = {**fields, "reference": "adapter" if fields else "none", "lora": LORA}
+        for point in (
+            _point(kind, **fields),
+            _point(kind, **fields, precision="bf16-autocast", batch=1),
+            _point(kind, **adapted, precision="bf16-bf16", checkpointing="nonreentrant"),
+            _point(kind, "gpt2", **fields, batch=1),
+            _point(kind, "qwen2", **adapted, batch=1, seq=1024),
+        ):
+            yield {**point, "options": {}, "framework": "llamafactory"}
+
+
 def trace_point(point: dict[str, Any]) -> Any:
     """Trace one point."""
     weights, autocast = PRECISIONS[point["precision"]]
@@ -120,7 +140,7 @@ def trace_point(point: dict[str, Any]) -> Any:
         optimizer=point["optimizer"],
         lora=LoraSettings(**point["lora"]) if "lora" in point else None,
     )
-    return traced(point["config"], setup, settings)
+    return traced(point["config"], setup, settings, point.get("framework", "trl"))
 
 
 PHASES = ("forward", "loss", "backward", "clip", "optimizer")
@@ -131,17 +151,18 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--only", type=lambda text: text.split(","))
     parser.add_argument("--output")
+    parser.add_argument("--llamafactory", action="store_true", help="its points instead of TRL's")
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     errors = []
     rows = []
-    for point in points():
+    for point in factory_points() if options.llamafactory else points():
         if options.only and point["objective"] not in options.only:
             continue
         if VERSION < (1, 15) and point["objective"] == "sft" and "loss_type" in point["options"]:
             continue  # with whole logits, whose logs are not modelled
         result = trace_point(point)
-        point["trl"] = ".".join(str(part) for part in VERSION)
+        point["trl"] = "0.24" if options.llamafactory else ".".join(str(part) for part in VERSION)
         point["parameters"] = result.parameters
         point["phase_peaks"] = {name: result.phase_peaks[name] for name in PHASES if name in result.phase_peaks}
         point["forward_end_bytes"] = result.fwd_end_bytes - result.static_before_fwd_bytes

@@ -28,6 +28,8 @@ class DeclaringMode(RecordingMode):
 
     scored: dict[tuple[int, ...], int]
     """Shape of a mask -> how many of its elements are true; all of them where it is not named."""
+    rejected: set[int]
+    """Storages of row masks that were inverted: of the rows that are not chosen."""
     number = 1
     """What an integer read from a tensor is: TRL 1.9 counts the labels of its chunked loss so."""
     chosen = False
@@ -44,6 +46,10 @@ class DeclaringMode(RecordingMode):
             return super().__torch_dispatch__(func, types, (args[0], self._expanded(args[1])), kwargs)
         if func in PUT and _boolean(args[1]) is not None:
             return super().__torch_dispatch__(func, types, (args[0], self._expanded(args[1]), *args[2:]), kwargs)
+        if func is ATEN.bitwise_not.default and args[0].dim() == 1:
+            inverted = super().__torch_dispatch__(func, types, args, kwargs)
+            self.rejected.add(inverted.untyped_storage()._cdata)
+            return inverted
         if func is ATEN.nonzero.default:
             self.chosen = not self.chosen
             count = args[0].numel() if self.chosen else 0
@@ -56,6 +62,8 @@ class DeclaringMode(RecordingMode):
         return super().__torch_dispatch__(func, types, args, kwargs)
 
     def _true(self, mask: torch.Tensor) -> int:
+        if mask.dim() == 1 and mask.untyped_storage()._cdata in self.rejected:
+            return 0
         return int(self.scored.get(tuple(mask.shape), mask.numel()))
 
     def _made(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:

@@ -12,6 +12,7 @@ from unittest import mock
 import torch
 from torch._subclasses import FakeTensorMode
 
+from benchmarks.objectives import llamafactory
 from benchmarks.objectives.declared import DeclaringMode, trainer_class
 from benchmarks.objectives.trainers import DROPS, KINDS, VERSION, Setup, add_head, make_batch, make_trainer
 from memlint.measure.trace.adapters import add_lora, checkpoint_layers
@@ -29,26 +30,30 @@ CHUNK = 256
 """_CHUNKED_LM_HEAD_CHUNK_SIZE of TRL 1.9 trainer/sft_trainer.py."""
 
 
-def traced(hf_config: Mapping[str, Any], setup: Setup, settings: TraceSettings) -> TraceResult:
-    """The account of the second step of TRL's trainer. Raises ImportError where TRL is not installed."""
-    make_trainer_class_known(setup)
+def traced(hf_config: Mapping[str, Any], setup: Setup, settings: TraceSettings, framework: str = "trl") -> TraceResult:
+    """The account of the second step of the trainer of TRL or of LLaMA-Factory (``llamafactory``). Raises ImportError
+    where it is not installed.
+    """
+    own = framework == "llamafactory"
+    if not own:
+        make_trainer_class_known(setup)
     install_idle_cuda()
     recorder = Recorder()
-    classifier = {"num_labels": 1, "pad_token_id": 0} if setup.objective == "reward" else {}
+    classifier = {"num_labels": 1, "pad_token_id": 0} if setup.objective == "reward" and not own else {}
     config = make_config({**hf_config, **classifier})
     autocast = DTYPES[settings.autocast] if settings.autocast else None
     with contextlib.ExitStack() as stack:
         stack.enter_context(cuda_choices(recorder, padding=settings.padding))
         stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
         mode = DeclaringMode(recorder, padding=settings.padding)
-        mode.scored = {}
+        mode.scored, mode.rejected = {}, set()
         mode.number = -(-setup.batch * (setup.seq - 1) // CHUNK) * CHUNK if setup.objective == "sft" else 1
         if setup.completion:
             mode.scored[(setup.batch, setup.seq - 1)] = setup.batch * setup.completion
         stack.enter_context(mode)
-        stack.enter_context(_fused_loss_phase(recorder, setup))
+        stack.enter_context(_log_softmax_phase(recorder) if own else _fused_loss_phase(recorder, setup))
         recorder.enter("build", 0)
-        model, base, reference = _models(config, setup, settings)
+        model, base, reference = _models(config, setup, settings, own)
         elements = sum(p.numel() for p in base.parameters())
         if settings.lora is not None:
             elements -= sum(p.numel() for name, p in base.named_parameters() if "lora_" in name)
@@ -56,8 +61,13 @@ def traced(hf_config: Mapping[str, Any], setup: Setup, settings: TraceSettings) 
         prepare(model, autocast)
         if reference is not None:
             reference.eval()
+            if own:
+                reference.requires_grad_(False)
             prepare(reference, autocast)
-        trainer = make_trainer(setup, model, reference, autocast)
+        if own:
+            trainer = llamafactory.make_trainer(setup, model, reference)
+        else:
+            trainer = make_trainer(setup, model, reference, autocast)
         parameters = [p for p in model.parameters() if p.requires_grad]
         everything = [*model.parameters(), *(reference.parameters() if reference is not None else ())]
         recorder.note_parameters(everything)
@@ -68,7 +78,9 @@ def traced(hf_config: Mapping[str, Any], setup: Setup, settings: TraceSettings) 
         stack.enter_context(_no_collection())
         marks: dict[str, int] = {}
         for number in range(1, settings.steps + 1):
-            marks = _step(recorder, trainer, parameters, driver, setup, settings, number)
+            inputs = llamafactory.make_batch(setup) if own else make_batch(setup)
+            marks = _step(recorder, trainer, parameters, driver, inputs, settings, number)
+            del inputs
         recorder.enter("end")
         trained = sum(p.numel() for p in parameters)
         vocabulary = int(getattr(config.get_text_config(), "vocab_size", 0))
@@ -93,9 +105,9 @@ def prepare(model: Any, autocast: torch.dtype | None) -> None:
     model.forward = MethodType(convert_outputs_to_fp32(model.forward.__func__), model)
 
 
-def _models(config: Any, setup: Setup, settings: TraceSettings) -> tuple[Any, Any, Any]:
+def _models(config: Any, setup: Setup, settings: TraceSettings, own: bool) -> tuple[Any, Any, Any]:
     """The model as it trains, the transformers model inside it, and the reference model or None."""
-    head = "seqcls" if setup.objective == "reward" else "causal"
+    head = "seqcls" if setup.objective == "reward" and not own else "causal"
 
     def one() -> Any:
         return make_model(config, head=head, dtype=DTYPES[settings.weights], attention=settings.attention)
@@ -105,15 +117,43 @@ def _models(config: Any, setup: Setup, settings: TraceSettings) -> tuple[Any, An
     reference = one() if setup.reference == "copy" else None
     if settings.checkpointing != "none":
         checkpoint_layers(base, settings)
-    model = base if settings.lora is None else _adapted(base, setup, settings.lora)
+    if settings.lora is None:
+        model = base
+    else:
+        model = add_lora(base, settings.lora) if own else _adapted(base, setup, settings.lora)
     if settings.lora is not None and settings.checkpointing != "none":
         model.enable_input_require_grads()
+    if own:
+        if setup.objective == "reward":
+            return llamafactory.WithValueHead(model), base, None
+        _without_dropout(model)
+        _without_dropout(reference)
+        return model, base, reference
     if setup.objective in DROPS:
         trainer_class("trainer.utils", "disable_dropout_in_model")(model)
         if reference is not None:
             trainer_class("trainer.utils", "disable_dropout_in_model")(reference)
     add_head(setup, base, reference)
     return model, base, reference
+
+
+def _without_dropout(model: Any) -> None:
+    for module in model.modules() if model is not None else ():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0
+
+
+@contextlib.contextmanager
+def _log_softmax_phase(recorder: Recorder) -> Iterator[None]:
+    inner = torch.Tensor.log_softmax
+
+    def log_softmax(self: torch.Tensor, *args: Any, **options: Any) -> Any:
+        if recorder.phase == "forward" and self.requires_grad:
+            recorder.enter("loss")
+        return inner(self, *args, **options)
+
+    with mock.patch.object(torch.Tensor, "log_softmax", log_softmax):
+        yield
 
 
 def _adapted(base: Any, setup: Setup, lora: LoraSettings) -> Any:
@@ -161,11 +201,10 @@ def _step(
     trainer: Any,
     parameters: list[Any],
     driver: Any,
-    setup: Setup,
+    inputs: dict[str, Any],
     settings: TraceSettings,
     number: int,
 ) -> dict[str, int]:
-    inputs = make_batch(setup)
     label(recorder, inputs.values(), "inputs")
     marks = {"begin": len(recorder.events)}
     recorder.enter("forward", number)

@@ -100,8 +100,10 @@ class ClassificationHead:
     (modeling_layers.py).
     """
 
-    def __init__(self, a: Architecture, b: Build, embed: Any, *, per_token: bool = False) -> None:
-        self.labels = int(a.get("num_labels", 2))
+    def __init__(
+        self, a: Architecture, b: Build, embed: Any, *, per_token: bool = False, labels: int | None = None
+    ) -> None:
+        self.labels = int(a.get("num_labels", 2)) if labels is None else labels
         self.per_token = per_token
         self.dropout = float(a.get("classifier_dropout", a.get("hidden_dropout", 0.1))) if per_token else 0.0
         width = a.hidden_size if a.model_type != "opt" else int(a.get("word_embed_proj_dim", a.hidden_size))

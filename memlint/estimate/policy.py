@@ -106,6 +106,7 @@ class Policy:
             # (utils/operations.py, 1.15).
             logits = cast(f, logits, "fp32")
         f.autocast = None
+        f.cast_cache.clear()
         if self.whole:
             return log_softmax_gather(f, logits), None, logits
         assert batch.labels is not None

@@ -1,8 +1,8 @@
-"""Jobs of the traced runs in ``traces_objectives.jsonl``: real trainers of TRL 1.16 on fake tensors.
+"""Jobs of the traced runs in ``traces_objectives*.jsonl``: real trainers on fake tensors.
 
-Made by ``python -m benchmarks.objectives`` (which needs TRL beside transformers 5.24 and torch 2.13). ``batch`` counts
-samples, or pairs where the trainer takes pairs; ``options`` are the fields of the trainer's config that differ from
-its defaults.
+Made by ``python -m benchmarks.objectives``, with TRL 1.16.0, with 1.9.0 and, under ``--llamafactory``, with
+LLaMA-Factory 0.9.5 beside transformers 5.24, peft 0.21.2 and torch 2.13. ``batch`` counts samples, or pairs where the
+trainer takes pairs; ``options`` are the fields of the trainer's config that differ from its defaults.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def job(point: dict[str, Any]) -> TrainingJob:
     return replace_fields(
         traced.job(point),
         {
-            "framework": "trl",
+            "framework": {"llamafactory": "llama-factory 0.9.5"}.get(point.get("framework", ""), "trl"),
             "versions": {"trl": point["trl"]},
             "training.objective": "dpo" if plain else NATIVE.get(objective, objective),
             "training.loss": "chunked"

@@ -14,22 +14,22 @@ from tests.estimate.traced import peak, phases_of, points
 POINTS = points("traces_objectives.jsonl")
 OLDER = points("traces_objectives_trl19.jsonl")
 """The release that axolotl pins: whole logits, and what is logged of them."""
+FACTORY = points("traces_objectives_llamafactory.jsonl")
+"""LLaMA-Factory's own losses, and its reward model with a value head."""
 
 
-@pytest.mark.parametrize("run", [*POINTS, *OLDER], ids=title)
+@pytest.mark.parametrize("run", [*POINTS, *OLDER, *FACTORY], ids=title)
 def test_the_simulation_agrees_with_the_trainer(run: dict[str, Any]) -> None:
     step = simulated(run)
     phases = phases_of(step)
     traced = dict(run["phase_peaks"])
     assert peak(phases)[0] == peak(traced)[0]
-    if run["trl"] == "1.9" and "loss" in traced and run["precision"] in ("fp32", "bf16-autocast", "bf16-bf16"):
-        # logsumexp's exponentials (logsumexp_out_impl in aten/src/ATen/native/ReduceOps.cpp) are not in a trace.
-        assert 0.999 * traced["loss"] < phases.pop("loss") < 1.11 * traced["loss"]
-        del traced["loss"]
     # An adapter under checkpointing: what runs of a layer's backward before the layer is run again.
     rel = 0.001 if "lora" not in run or run["checkpointing"] == "none" else 0.03
     if run["trl"] == "1.9" and run["objective"] == "sft":
         rel = 0.004  # the last of its chunks is shorter
+    if "framework" in run and run["config"]["model_type"] == "gpt2":
+        rel = 0.008  # GPT-2's first hidden state is the sum of two embeddings
     assert peak(phases)[1] == pytest.approx(peak(traced)[1], rel=rel)
     assert step.forward_end_bytes == pytest.approx(run["forward_end_bytes"], rel=0.004)
     assert phases["backward"] == pytest.approx(traced["backward"], rel=rel)

@@ -13,6 +13,7 @@ from memlint.estimate.heads import CausalHead, ClassificationHead
 from memlint.estimate.peft_kinds import prompt_parameters
 from memlint.estimate.policy import PAIRED as PAIRED
 from memlint.estimate.policy import POLICY, Policy
+from memlint.estimate.value_head import ValueHead
 from memlint.job import TrainingJob
 from memlint.models.architecture import Architecture
 from memlint.models.traits import MASK_PER_LAYER
@@ -42,9 +43,13 @@ class DecoderModel:
         self.head: Any
         if scoring:
             self.head = self._language_head(a, self.body)
+        elif self.objective == "reward" and self.policy.whole:
+            self.head = ValueHead(a, build, self.body)
         elif self.objective in ("sequence-classification", "token-classification", "reward"):
             per_token = self.objective == "token-classification"
-            self.head = ClassificationHead(a, build, self.body.embed, per_token=per_token)
+            # TRL 1.16 reward_trainer.py: num_labels=1.
+            labels = 1 if self.objective == "reward" else None
+            self.head = ClassificationHead(a, build, self.body.embed, per_token=per_token, labels=labels)
         else:
             raise Unsupported(f"no memory model for the objective `{self.objective}` yet")
         self.reference: tuple[Any, Any] | None = None

@@ -57,9 +57,23 @@ def _embedding_backward(args: Any, outputs: Any) -> int:
     return 0 if indices <= 3072 else indices * 8 * 5
 
 
+def _softmax(args: Any, outputs: Any) -> int:
+    # aten/src/ATen/native/cuda/SoftMax.cu host_softmax: `auto input = input_.contiguous()`.
+    given = args[0]
+    return 0 if given.is_contiguous() else int(given.numel() * given.element_size())
+
+
+def _logsumexp(args: Any, outputs: Any) -> int:
+    # aten/src/ATen/native/ReduceOps.cpp logsumexp_out_impl: `(self - maxes).exp_()`.
+    return int(args[0].numel() * args[0].element_size())
+
+
 _MODELS: dict[str, Callable[[Any, Any], int]] = {
     "aten::_foreach_norm": _foreach_norm,
     "aten::_scaled_dot_product_flash_attention_backward": _flash_backward,
     "aten::_scaled_dot_product_efficient_attention_backward": _efficient_backward,
     "aten::embedding_dense_backward": _embedding_backward,
+    "aten::_softmax": _softmax,
+    "aten::_log_softmax": _softmax,
+    "aten::logsumexp": _logsumexp,
 }

@@ -1,0 +1,96 @@
+"""LLaMA-Factory's reward model: a value head beside a language model whose logits nobody asks for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from memlint.estimate.build import Build
+from memlint.estimate.engine.pool import LOGITS, TEMPORARIES
+from memlint.estimate.engine.tape import Tape, Tensor
+from memlint.estimate.env import Batch
+from memlint.estimate.heads import CausalHead
+from memlint.estimate.ops.basic import cast, dropout
+from memlint.estimate.ops.fused_loss import summed
+from memlint.estimate.ops.linear import linear, to_autocast
+from memlint.estimate.stack import Stack
+from memlint.models.architecture import Architecture
+
+DROPOUT = 0.1
+"""summary_dropout_prob where the config has none: ValueHead in TRL 0.24 models/modeling_value_head.py."""
+
+
+class ValueHead:
+    """AutoModelForCausalLMWithValueHead.forward (TRL 0.24, the newest that LLaMA-Factory 0.9.5 takes): the model gives
+    logits of all positions and every layer's output; the value head reads the last one in fp32; the logits are cast to
+    fp32, and the trainer drops them (train/rm/trainer.py compute_loss).
+    """
+
+    loss_kind = "standard"
+
+    def __init__(self, a: Architecture, b: Build, body: Any) -> None:
+        b.idle, before = not a.tie_word_embeddings, b.idle
+        self.language = CausalHead(a, b, body.embed, bias=getattr(body, "head_bias", False))
+        b.idle = before
+        self.dropout = float(a.get("summary_dropout_prob", DROPOUT))
+        self.weight = b.parameter("v_head.summary.weight", 1, a.hidden_size, dtype="fp32", trainable=True)
+        self.bias = b.parameter("v_head.summary.bias", 1, dtype="fp32", trainable=True)
+        self.layers = body.layers if isinstance(getattr(body, "layers", None), Stack) else None
+        self.embed = _Held(body.embed)
+        body.embed = self.embed
+        if self.layers is not None:
+            self.layers.keeps = True
+
+    def logits(self, f: Tape, hidden: Tensor) -> Tensor:
+        """A value for every position, [B, S]."""
+        self._drop_last(f)
+        f.component = LOGITS
+        grad_enabled, f.grad_enabled = f.grad_enabled, False
+        # The product's graph lives as long as the logits; it holds its operand where the head trains.
+        given = to_autocast(f, hidden)
+        logits = self.language.head(f, given)
+        if self.language.head.weight.node is None:
+            given = hidden
+        f.grad_enabled = grad_enabled
+        f.component = TEMPORARIES
+        x = cast(f, dropout(f, hidden, self.dropout), "fp32")
+        values = linear(f, x, self.weight, self.bias)
+        del x
+        f.component = LOGITS
+        whole = cast(f, logits.detach(), "fp32")
+        del whole, logits, given
+        f.component = TEMPORARIES
+        if self.layers is not None:
+            self.layers.forget(f)
+        self.embed.held = None
+        return values
+
+    def _drop_last(self, f: Tape) -> None:
+        """The last hidden state is the normalised one: the last layer's own output is not kept."""
+        if self.layers is None or not self.layers.kept:
+            return
+        x, count = self.layers.kept.pop()
+        if count > 1 and x.storage is not None:
+            f.pool.add(-x.storage.size, x.storage.component)
+            self.layers.kept.append((x, count - 1))
+
+    def loss(self, f: Tape, logits: Tensor | None, hidden: Tensor | None, batch: Batch) -> Tensor:
+        """The pairwise loss of one value a row."""
+        assert logits is not None
+        return summed(f, logits)
+
+
+class _Held:
+    """An embedding whose output lives until the model's outputs go (``hidden_states[0]``)."""
+
+    def __init__(self, inner: Any) -> None:
+        self.inner = inner
+        self.held: Tensor | None = None
+
+    @property
+    def weight(self) -> Any:
+        return self.inner.weight
+
+    def __call__(self, f: Tape, ids: Tensor) -> Tensor:
+        out: Tensor = self.inner(f, ids)
+        self.held = out.detach()
+        return out
