@@ -246,6 +246,11 @@ def _offload(write: Writer, value: Any) -> None:
         write.put(("fsdp_config", key), value == "all")
 
 
+def _packing(write: Writer, value: Any) -> None:
+    if value:
+        write.set("sample_packing", True)
+
+
 def _clipping(write: Writer, value: Any) -> None:
     write.set("max_grad_norm", 0.0 if value is None else value)
 
@@ -269,6 +274,7 @@ _HANDLERS: dict[str, Callable[[Writer, Any], None]] = {
     "training.quantization": _unquantised,
     "training.quantization.bits": _bits,
     "training.max_grad_norm": _clipping,
+    "training.packing": _packing,
     "training.freeze": _frozen,
     "parallelism.strategy": _strategy,
     "parallelism.offload": _offload,

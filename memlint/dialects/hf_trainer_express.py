@@ -107,6 +107,8 @@ def _model(
         return [edit("max_seq_length" if "max_seq_length" in data else "max_length", value)]
     if field == "training.checkpointing.offload" and isinstance(value, bool):
         return [edit("activation_offloading", value)]
+    if field == "training.packing" and value is True and job.training.objective == "causal-lm":
+        return [edit("packing", True)]
     if field == "training.loss" and value == "fused":
         return [edit("use_liger" if "use_liger" in data else "use_liger_kernel", True)]
     if field == "training.reference_model" and value == "precomputed":

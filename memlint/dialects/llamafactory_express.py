@@ -40,6 +40,7 @@ _V0 = {
     "training.micro_batch_size": "per_device_train_batch_size",
     "training.gradient_accumulation_steps": "gradient_accumulation_steps",
     "training.sequence_length": "cutoff_len",
+    "training.packing": "packing",
     "training.eval_micro_batch_size": "per_device_eval_batch_size",
     "training.lora.rank": "lora_rank",
     "training.lora.alpha": "lora_alpha",

@@ -19,7 +19,7 @@ from memlint.document.load import load_documents
 from memlint.engine.predict import predict
 from memlint.engine.source import open_source
 from memlint.errors import UserError
-from memlint.plan.options_scale import adapters
+from memlint.plan.options_scale import adapters, packed, sequence
 from memlint.plan.question import from_source
 from memlint.plan.space import Setting, all_remedies
 from memlint.settings.load import forget_settings
@@ -78,9 +78,17 @@ def test_each_remedy_on_its_own(tmp_path):
             continue
         asked = from_source(source, estimate, hypothetical=False)
         setting = Setting(
-            job=source.job, target=source.target, gpus=asked.gpus, parameters=estimate.parameters, faster=True
+            job=source.job,
+            target=source.target,
+            gpus=asked.gpus,
+            gpus_of_node=2,
+            parameters=estimate.parameters,
+            evaluation=True,
+            wide=True,
+            faster=True,
         )
-        for remedy in (*all_remedies(setting), *adapters(source.job)):
+        shorter = sequence(max(1, source.job.training.sequence_length // 2))
+        for remedy in (*all_remedies(setting), *adapters(source.job), *packed(source.job), shorter):
             trial = asked.try_changes(remedy.changes)
             if trial is None or not trial.edits:
                 continue
@@ -100,7 +108,8 @@ def test_each_remedy_on_its_own(tmp_path):
             assert predict(again.job, again.target)[0].device_bytes == trial.estimate.device_bytes, (path, remedy.name)
             restore(kept)
             applied[remedy.dimension] += 1
-    assert {"optimizer", "batch", "checkpointing", "loss", "sharding", "method"} <= set(applied)
+    wanted = {"optimizer", "batch", "checkpointing", "loss", "sharding", "method", "evaluation", "sequence"}
+    assert wanted <= set(applied)
     assert sum(applied.values()) > (1000 if EVERYTHING else 120)
     # What the editor refuses (anchors, merge keys, keys given twice) it says so, and leaves the file as it was.
     assert len(refused) <= 0.02 * sum(applied.values()), refused
