@@ -21,6 +21,7 @@ OBJECTIVES = {
     "seqcls": "sequence-classification",
     "tokcls": "token-classification",
     "seq2seq": "seq2seq-lm",
+    "image": "image-classification",
 }
 
 

@@ -7,8 +7,10 @@ from typing import Any
 import pytest
 
 from memlint.estimate.errors import Unsupported
+from memlint.estimate.simulate import run_step
+from memlint.job import replace_fields
 from memlint.models.config import read_config
-from tests.estimate.family_points import count, names_of, phases_of, simulated, title
+from tests.estimate.family_points import count, job, names_of, phases_of, simulated, title
 from tests.estimate.traced import peak, points
 
 POINTS = [*points("traces_further.jsonl"), *points("traces_recent.jsonl")]
@@ -116,3 +118,11 @@ NLLB_600M = {
 def test_nllb_has_its_published_size_and_no_trained_positions() -> None:
     assert count(NLLB_600M, "seq2seq") == 615_073_792
     assert not [name for name in names_of(point("m2m_100")) if "embed_positions" in name]
+
+
+def test_dinov2_is_trained_on_crops_smaller_than_its_table_of_positions() -> None:
+    config = {**point("dinov2")["config"], "image_size": 518}
+    run = point("dinov2", config=config)
+    crop, whole = (replace_fields(job(run), {"training.image_pixels": side**2}) for side in (224, 518))
+    assert run_step(crop).forward_end_bytes == run_step(job(run)).forward_end_bytes
+    assert run_step(whole).forward_end_bytes > 5 * run_step(crop).forward_end_bytes

@@ -12,6 +12,7 @@ from memlint.estimate.engine.pool import INPUTS, LOGITS
 from memlint.estimate.engine.tape import Leaf, Tape, Tensor
 from memlint.estimate.env import Batch, Env
 from memlint.estimate.errors import Unsupported
+from memlint.estimate.families import vision_dino
 from memlint.estimate.families.encoder_heads import labels_of
 from memlint.estimate.families.pieces import LayerNorm
 from memlint.estimate.families.pooling_head import PoolingHead
@@ -24,6 +25,9 @@ from memlint.estimate.stack import Stack
 from memlint.job import TrainingJob
 from memlint.models.architecture import Architecture
 from memlint.models.config import part
+
+FIRST = ("vit", "deit")
+"""Towers on their own that are classified by their first token."""
 
 CLASSIFIED = ("image-classification", "sequence-classification")
 """Objectives that put a classifier on the image tower; any other trains CLIP and SigLIP against each other's towers."""
@@ -144,11 +148,11 @@ class Classifier:
     """ViTForImageClassification, CLIPForImageClassification, SiglipForImageClassification."""
 
     def __init__(self, a: Architecture, b: Build, env: Env) -> None:
-        self.first = a.model_type == "vit"
+        self.first = a.model_type in FIRST
         self.env = env
         if self.first:
             vision: Architecture | None = a
-            self.tower: Any = Tower(a, b, env, "vit")
+            self.tower: Any = Tower(a, b, env, a.model_type)
         else:
             vision = part(a, "vision_config") or a
             self.tower = ImageTower(vision, b, env, "vision_model", pooled=False)
@@ -192,17 +196,20 @@ class VisionModel:
         a = job.architecture
         assert a is not None
         self.job, self.build = job, build
-        self.classified = a.model_type == "vit" or job.training.objective in CLASSIFIED
-        if a.model_type not in ("vit", "clip", "siglip") and not (self.classified and a.model_type in KINDS):
+        alone = a.model_type in (*FIRST, *vision_dino.PREFIXES)
+        self.classified = alone or job.training.objective in CLASSIFIED
+        if not alone and a.model_type not in ("clip", "siglip") and not (self.classified and a.model_type in KINDS):
             raise Unsupported(f"no memory model for `{a.model_type}` yet")
-        self.model: Any = Classifier(a, build, env) if self.classified else Contrastive(a, build, env)
+        classifier: Any = vision_dino.Classifier if a.model_type in vision_dino.PREFIXES else Classifier
+        self.model: Any = classifier(a, build, env) if self.classified else Contrastive(a, build, env)
 
     def batch(self, f: Tape) -> Batch:
         """Pixels in fp32, with a label or a text each."""
         rows = self.job.training.micro_batch_size
         tower = self.model.tower if self.classified else self.model.image
         tower = getattr(tower, "tower", tower)
-        pixels = f.new((rows, tower.channels, tower.image, tower.image), "fp32", INPUTS)
+        side = getattr(self.model, "side", tower.image)
+        pixels = f.new((rows, tower.channels, side, side), "fp32", INPUTS)
         if self.classified:
             labels = f.new((rows,), "int64", INPUTS)
             return Batch(ids=labels, labels=labels, pixels=pixels)

@@ -30,6 +30,8 @@ class Kind:
     attention: str = "self_attn"
     out: str = "out_proj"
     norms: tuple[str, str] = ("layer_norm1", "layer_norm2")
+    second_token: str | None = None
+    """deit: a token for distillation behind the class token."""
     class_token: str | None = None
     """Name of the token that stands before the patches; None: there is none."""
     patches: str = "patch_embedding"
@@ -56,6 +58,13 @@ KINDS: dict[str, Kind] = {
     "idefics3_vision": Kind(),
     "smolvlm_vision": Kind(),
     "vit": Kind(layers="layers", out="o_proj", last_norm="layernorm", **_OLD),  # type: ignore[arg-type]
+    "deit": Kind(
+        layers="layers",
+        out="o_proj",
+        last_norm="layernorm",
+        second_token="distillation_token",
+        **_OLD,  # type: ignore[arg-type]
+    ),
     "internvl_vision": Kind(
         layers="encoder.layer",
         out="projection_layer",
@@ -86,10 +95,11 @@ class Layer:
         self.env = env
         self.heads = int(a.get("num_attention_heads"))
         self.act = str(a.get("hidden_act", "gelu"))
-        p = a.get("attention_probs_dropout_prob" if a.model_type == "vit" else "attention_dropout", 0.0)
+        old = a.model_type in ("vit", "deit")
+        p = a.get("attention_probs_dropout_prob" if old else "attention_dropout", 0.0)
         self.attention_dropout = float(p)
         self.dropout = float(a.get("hidden_dropout_prob", 0.0)) if kind.layers != "encoder.layers" else 0.0
-        bias = bool(a.get("qkv_bias", True)) if a.model_type == "vit" else bool(a.get("attention_bias", True))
+        bias = bool(a.get("qkv_bias" if old else "attention_bias", True))
         at = f"{name}.{kind.attention}"
         self.q, self.k, self.v = (b.linear(f"{at}.{n}_proj", h, h, bias) for n in "qkv")
         self.out = b.linear(f"{at}.{kind.out}", h, h, True)
@@ -163,11 +173,12 @@ class Tower:
         self.token = None
         if kind.class_token is not None:
             self.token = b.parameter(f"{at}.{kind.class_token}", *((h,) if kind.table else (1, 1, h)))
+        self.second = b.parameter(f"{at}.{kind.second_token}", 1, 1, h) if kind.second_token is not None else None
         if a.get("use_mask_token"):
             b.parameter(f"{at}.mask_token", 1, 1, h)
         self.weight = b.parameter(f"{at}.{kind.patches}.weight", h, self.channels, patch, patch)
         self.bias = b.parameter(f"{at}.{kind.patches}.bias", h) if kind.bias else None
-        count = self.patches + (self.token is not None)
+        count = self.patches + (self.token is not None) + (self.second is not None)
         self.by_position = a.model_type in ("idefics3_vision", "smolvlm_vision")
         """Positions are looked up for each image by its place in the grid."""
         self.positions = None
@@ -200,8 +211,8 @@ class Tower:
         if hooked and not self.by_position:
             x = requiring_grad(f, x)
         if self.token is not None:
-            token = expand(f, self.token, (rows, 1, h))
-            x = cat(f, token, x, shape=(rows, side * side + 1, h))
+            tokens = [expand(f, token, (rows, 1, h)) for token in (self.token, self.second) if token is not None]
+            x = cat(f, *tokens, x, shape=(rows, side * side + len(tokens), h))
         if self.positions is not None:
             x = add(f, x, self._placed(f, rows, x.shape[1]))
         if hooked and self.by_position:
