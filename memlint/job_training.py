@@ -57,7 +57,7 @@ class Quantization:
 
     bits: int = 4
     type: str = "nf4"
-    """nf4 fp4 int8 gptq awq aqlm hqq fp8."""
+    """nf4 fp4 int8 gptq awq aqlm hqq fp8 nvfp4."""
     double_quant: bool = True
     block_size: int = 64
     skip: tuple[str, ...] = ("lm_head",)

@@ -81,7 +81,7 @@ LORA: dict[str, Field] = {
 }
 QUANTIZATION: dict[str, Field] = {
     "bits": Field("integer", "bits of a stored weight", minimum=1, maximum=8),
-    "type": Field("choice", "format", ("nf4", "fp4", "int8", "gptq", "awq", "aqlm", "hqq", "fp8")),
+    "type": Field("choice", "format", ("nf4", "fp4", "int8", "gptq", "awq", "aqlm", "hqq", "fp8", "nvfp4")),
     "double_quant": _flag("absmax values quantised again"),
     "block_size": _count("weights that share an absmax", 1 << 20),
     "skip": Field("strings", "linear modules left as they are"),

@@ -44,9 +44,9 @@ def resolve(
         architecture = resolved.architecture
         if isinstance(job.model, Mapping) and architecture.id is None:
             architecture = replace(architecture, id=document.path)
-        from memlint.job import settle_dtype
+        from memlint.models.checkpoint import as_stored
 
-        return settle_dtype(replace(job, architecture=architecture), architecture.dtype), None, ()
+        return as_stored(replace(job, architecture=architecture), architecture), None, ()
     reason = resolved.reason or "the model's shape is not known"
     return job, reason, _problems(resolved, job, companions)
 

@@ -75,6 +75,8 @@ def _unusable(architecture: Architecture, error: Exception) -> str:
         for name, value in architecture.config.items()
         if isinstance(value, (list, tuple)) and name in FIELDS and FIELDS[name].lists
     ]
+    if architecture.approximate is not None:
+        return f"no memory model for this `{architecture.model_type}` config: {architecture.approximate}"
     what = f"cannot be built from this config ({error!r:.80})"
     if lists:
         what = f"cannot be built with a list, one entry a layer, for `{lists[0]}`"

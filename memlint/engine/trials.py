@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any, Callable, Mapping
 
 from memlint.document.model import Document
 from memlint.findings import KeyEdit
-from memlint.job import TrainingJob, replace_fields, settle_dtype
+from memlint.job import TrainingJob, replace_fields
+from memlint.models.checkpoint import as_stored
 from memlint.rules.context import Trial
 
 if TYPE_CHECKING:
@@ -90,7 +91,7 @@ class Trials:
             return None
         architecture = self._job.architecture
         job = replace_fields(job, {"architecture": architecture})
-        return settle_dtype(job, architecture.dtype if architecture is not None else None)
+        return as_stored(job, architecture)
 
 
 def with_edit(data: Any, edit: KeyEdit) -> Any:

@@ -153,7 +153,8 @@ class QuantizedWeight:
 
         bitsandbytes functional.py quantize_4bit: two values a byte, one fp32 absmax per block; compress_statistics
         stores absmax in 8 bits with one fp32 per 256 and one fp32 offset. int8: one byte a value, one fp32 per row.
-        GPTQ and AWQ: packed int32, fp16 scales and packed zeros per group of 128.
+        NVFP4: two values a byte, one fp8 scale per 16 and one fp32 per tensor. GPTQ and AWQ: packed int32, fp16 scales
+        and packed zeros per group of 128.
         """
         n = prod(self.shape)
         kind = self.quantization.type
@@ -168,6 +169,8 @@ class QuantizedWeight:
             return [n, self.shape[0] * 4]
         if kind == "fp8":
             return [n, 4]
+        if kind == "nvfp4":
+            return [-(-n // 2), -(-n // 16), 4]
         bits = self.quantization.bits
         groups = -(-self.shape[1] // 128)
         return [n * bits // 8, groups * self.shape[0] * 2, groups * self.shape[0] * bits // 8, self.shape[1] * 4]

@@ -127,7 +127,7 @@ def _table() -> dict[str, Kind]:
         (
             _EXPERTS,
             "num_experts num_local_experts n_routed_experts num_experts_per_tok n_shared_experts moe_topk"
-            " moe_num_experts moe_top_k n_group topk_group",
+            " moe_num_experts moe_top_k top_k_experts n_group topk_group",
         ),
         (
             _RATE,

@@ -111,9 +111,9 @@ def resolve_job(
         raise ModelConfigError(resolved)
     if resolved.architecture is None:
         raise UserError(resolved.reason or "the model's shape is not known")
-    from memlint.job import settle_dtype
+    from memlint.models.checkpoint import as_stored
 
-    return settle_dtype(replace(job, architecture=resolved.architecture), resolved.architecture.dtype)
+    return as_stored(replace(job, architecture=resolved.architecture), resolved.architecture)
 
 
 def _read(config: Mapping[str, Any], model_id: str | None, source: str, file: str | None) -> Resolved:

@@ -1,0 +1,71 @@
+"""What a checkpoint's own config.json decides about how it is loaded: its dtype and its quantisation.
+
+Source: transformers 5.24 quantizers/auto.py: a ``quantization_config`` in config.json is loaded whether or not the
+caller asks for one, and wins over the caller's (merge_quantization_configs).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Mapping
+
+from memlint.job import Quantization, TrainingJob, replace_fields, settle_dtype
+from memlint.records import replace
+
+if TYPE_CHECKING:
+    from memlint.models.architecture import Architecture
+
+PREPARED = ("native", "hf-trainer", "peft")
+"""Frameworks whose scripts, not they themselves, call PEFT's k-bit preparation: taken as done (PEFT's own guide)."""
+
+
+def as_stored(job: TrainingJob, architecture: Architecture | None) -> TrainingJob:
+    """Return ``job`` as the checkpoint makes it: its dtype where the job says ``auto``, and its quantisation.
+
+    A method that trains the base itself cannot do so on a quantised one (transformers refuses): it is left as it is.
+    """
+    if architecture is None:
+        return settle_dtype(job, None)
+    job = settle_dtype(job, architecture.dtype)
+    if architecture.quantization is None:
+        return job
+    stored = stored_quantization(architecture.quantization)
+    asked = job.training.quantization
+    if stored is None or (asked is not None and asked.type == stored.type):
+        return job
+    if job.training.method in ("full", "freeze"):
+        sentence = f"the checkpoint is stored in {stored.type}, which transformers refuses to train: taken as not packed"
+        return replace(job, assumptions=(*job.assumptions, sentence))
+    prepared = job.framework.partition(" ")[0] in PREPARED if asked is None else asked.kbit_preparation
+    stored = replace(stored, kbit_preparation=prepared)
+    sentence = f"the checkpoint is stored in {stored.type} (`quantization_config` of its config.json) and loaded so"
+    method = "qlora" if job.training.method == "lora" and stored.type in ("nf4", "fp4") else job.training.method
+    job = replace_fields(job, {"training.quantization": stored, "training.method": method})
+    return replace(job, assumptions=(*job.assumptions, sentence))
+
+
+def stored_quantization(config: Mapping[str, Any]) -> Quantization | None:
+    """Return the format of a ``quantization_config``; None for one that training dequantises, or that is not known.
+
+    FP8 and MXFP4 checkpoints are dequantised for training (their quantizers are not trainable). Experts of a
+    bitsandbytes or NVFP4 checkpoint are stored packed as its linear layers are.
+    """
+    method = str(config.get("quant_method") or "").lower()
+    if method == "bitsandbytes" or config.get("load_in_4bit") or config.get("load_in_8bit"):
+        if config.get("load_in_8bit") or config.get("_load_in_8bit"):
+            return Quantization(bits=8, type="int8", double_quant=False, skip=_skipped(config), experts="linear")
+        kind = "fp4" if config.get("bnb_4bit_quant_type") == "fp4" else "nf4"
+        double = bool(config.get("bnb_4bit_use_double_quant"))
+        return Quantization(type=kind, double_quant=double, skip=_skipped(config), experts="linear")
+    if method in ("gptq", "awq"):
+        bits = config.get("bits")
+        return Quantization(bits=bits if bits in (2, 3, 4, 8) else 4, type=method, skip=_skipped(config))
+    if str(config.get("quant_algo") or "").upper() == "NVFP4":
+        return Quantization(type="nvfp4", double_quant=False, skip=_skipped(config), experts="fused")
+    return None
+
+
+def _skipped(config: Mapping[str, Any]) -> tuple[str, ...]:
+    """Modules left unquantised: what the config lists, beside the output layer that every quantizer leaves."""
+    listed = config.get("llm_int8_skip_modules") or config.get("modules_to_not_convert") or ()
+    names = [name for name in listed if isinstance(name, str)] if isinstance(listed, (list, tuple)) else []
+    return tuple(dict.fromkeys(("lm_head", *names[:1000])))
