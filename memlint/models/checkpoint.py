@@ -33,7 +33,7 @@ def as_stored(job: TrainingJob, architecture: Architecture | None) -> TrainingJo
     if stored is None or (asked is not None and asked.type == stored.type):
         return job
     if job.training.method in ("full", "freeze"):
-        sentence = f"the checkpoint is stored in {stored.type}, which transformers refuses to train: taken as not packed"
+        sentence = f"the checkpoint is stored in {stored.type}, which transformers refuses to train: taken as unpacked"
         return replace(job, assumptions=(*job.assumptions, sentence))
     prepared = job.framework.partition(" ")[0] in PREPARED if asked is None else asked.kbit_preparation
     stored = replace(stored, kbit_preparation=prepared)
