@@ -1,5 +1,5 @@
-"""Decoder-only models with multi-head latent attention: deepseek_v2, deepseek_v3 (kimi_k2), glm4_moe_lite, minicpm3,
-youtu.
+"""Decoder-only models with multi-head latent attention: deepseek_v2, deepseek_v3 (kimi_k2), deepseek_v32,
+glm4_moe_lite, minicpm3, youtu.
 
 Source: transformers 5.24 models/{deepseek_v2,deepseek_v3,glm4_moe_lite,minicpm3,youtu}/modeling_*.py. Keys and values
 come from a low-rank latent; in training it is expanded to all heads, so activations are those of full attention with
@@ -38,6 +38,7 @@ _EXPERTS: dict[str, Any] = {
 }
 MIXTURES: dict[str, Mixture | None] = {
     "deepseek_v3": Mixture(router="grouped", **_EXPERTS),
+    "deepseek_v32": Mixture(router="grouped", **_EXPERTS),
     "deepseek_v2": Mixture(router="grouped-softmax", **_EXPERTS),
     "glm4_moe_lite": Mixture(router="grouped", **_EXPERTS),
     "minicpm3": None,
@@ -108,7 +109,7 @@ class LatentAttention:
         self.value, self.rank = int(a.get("v_head_dim")), int(a.get("kv_lora_rank"))
         self.dropout = float(a.get("attention_dropout", 0.0))
         self.complex = a.model_type == "deepseek_v2"
-        self.interleave = bool(a.get("rope_interleave", a.model_type == "deepseek_v3"))
+        self.interleave = bool(a.get("rope_interleave", a.model_type in ("deepseek_v3", "deepseek_v32")))
         bias = bool(a.get("attention_bias", False))
         rank = a.get("q_lora_rank")
         width = self.heads * (self.nope + self.rope)
@@ -123,6 +124,8 @@ class LatentAttention:
         self.kv_norm = Norm(b, f"{name}.kv_a_layernorm", self.rank, "llama")
         self.kv_b = b.linear(f"{name}.kv_b_proj", self.rank, self.heads * (self.nope + self.value))
         self.o = b.linear(f"{name}.o_proj", self.heads * self.value, h, bias)
+        self.held: list[Tensor] = []
+        """What the attention's frame holds beside its variables here."""
 
     def turn(self, f: Tape, env: Env, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         """Rotate the positional parts of q and k."""
@@ -139,7 +142,8 @@ class LatentAttention:
         """x [B, S, H] -> [B, S, H]."""
         b, s, _ = x.shape
         heads, width = self.heads, self.nope + self.rope
-        states = self.q(f, x) if self.q is not None else self.q_b(f, self.q_norm(f, env, self.q_a(f, x)))
+        residual = x if self.q is not None else self.q_norm(f, env, self.q_a(f, x))
+        states = self.q(f, x) if self.q is not None else self.q_b(f, residual)
         states = states.view(b, heads, s, width)
         q_pass, q_rot = split(f, states, (b, heads, s, self.nope), (b, heads, s, self.rope))
         compressed = self.kv_a(f, x)
@@ -149,7 +153,7 @@ class LatentAttention:
         q_rot, k_rot = self.turn(f, env, q_rot, k_rot)
         q = cat(f, q_pass, cast(f, q_rot, q_pass.dtype))
         k, v = self.expanded(f, latent, k_rot)
-        mask = env.state["masks"]["full"]
+        mask = self.seen(f, env, x, residual)
         if env.attention == "eager":
             out, weights = _eager(f, q, k, v, mask, self.dropout)
         else:
@@ -159,7 +163,13 @@ class LatentAttention:
             out, weights = sdpa(f, q, k, v, mask, capability=env.capability, dense=True, force=force), None
         result: Tensor = self.o(f, out)
         del weights
+        self.held = []
         return result
+
+    def seen(self, f: Tape, env: Env, x: Tensor, residual: Tensor) -> Tensor | None:
+        """The mask of this layer; ``residual`` is the normed latent of the queries."""
+        mask: Tensor | None = env.state["masks"]["full"]
+        return mask
 
     def expanded(self, f: Tape, latent: Tensor, k_rot: Tensor) -> tuple[Tensor, Tensor]:
         """expand_kv: latent [B, S, r] -> k [B, h, S, nope + rope] and v [B, h, S, value]."""
@@ -171,13 +181,21 @@ class LatentAttention:
         return _filled(f, k_nope, cast(f, k_rot, k_nope.dtype)), v
 
 
+def _attention(a: Architecture) -> type[LatentAttention]:
+    if a.model_type != "deepseek_v32":
+        return LatentAttention
+    from memlint.estimate.families.deepseek_v32 import SparseAttention
+
+    return SparseAttention
+
+
 class Block:
     """One decoder layer."""
 
     def __init__(self, a: Architecture, b: Build, sparse: bool, index: int, env: Env) -> None:
         h, name = a.hidden_size, f"model.layers.{index}"
         self.env = env
-        self.attention = LatentAttention(a, b, f"{name}.self_attn")
+        self.attention = _attention(a)(a, b, f"{name}.self_attn")
         mixture = MIXTURES.get(a.model_type, MIXTURES["deepseek_v3"])
         act = str(a.get("hidden_act") or "silu")
         self.mlp: Any
@@ -223,9 +241,13 @@ class Model(Body):
 
     def share(self, f: Tape, x: Tensor) -> None:
         """The mask and the rotary tables; deepseek_v2's is complex."""
+        env = self.env
         if self.a.model_type != "deepseek_v2":
             super().share(f, x)
+            if self.a.model_type == "deepseek_v32" and env.attention == "sdpa" and not env.padding:
+                # The indexer needs a mask where sdpa would not.
+                rows, length = x.shape[:2]
+                env.state["masks"]["full"] = f.new((1, 1, length, length), "bool").view(rows, 1, length, length)
             return
-        env = self.env
         env.state["masks"] = {"full": env.mask(f, x.shape[0], x.shape[1], x.dtype)}
         env.state["rope"] = f.new((1, 1, x.shape[1], self.rotary // 2), "complex64")
