@@ -5,6 +5,9 @@ By default a sample; MEMLINT_ALL_PLANS=1 holds the whole bar (100 configs).
 
 from __future__ import annotations
 
+import statistics
+import time
+
 import pytest
 from planning import CORPUS, EVERYTHING, combinations, exhaustive, overloaded, question
 
@@ -46,6 +49,19 @@ def test_the_best_plan_is_that_of_an_exhaustive_search(tmp_path):
             break
     assert compared == COUNT
     assert len(wrong) <= compared // 100, wrong
+
+
+def test_a_whole_report_takes_less_than_a_second_at_the_median(tmp_path):
+    """Processor time: what other processes take does not count."""
+    taken = []
+    for path, target in overloaded(7, tmp_path):
+        asked = question(path, target)
+        started = time.process_time()
+        Planner(asked).report()
+        taken.append(time.process_time() - started)
+        if len(taken) == COUNT:
+            break
+    assert statistics.median(taken) <= 1.0, sorted(taken)
 
 
 def test_every_promise_is_met_exactly_after_unsafe_fixes(tmp_path, capsys):

@@ -97,3 +97,18 @@ def test_oom_with_and_without_a_config(memlint, tmp_path):
     data = memlint("oom", "log.txt", "--config", "a.yaml", "--target", "RTX-4090")
     assert data["messages"][0]["other_processes"] == [{"process": 4242, "bytes": 2 << 30}]
     assert data["recovery"]
+
+
+def test_an_estimate_shows_the_evaluation_and_the_hosts_memory(tmp_path, monkeypatch, capsys):
+    forget_settings()
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "b.yaml").write_text(EVALUATED)
+    main(["check", "b.yaml", "--target", "p4d.24xlarge", "--offline", "--output-format", "json", "--exit-zero"])
+    report = json.loads(capsys.readouterr()[0])
+    Draft202012Validator(json.loads(schema_text("report"))).validate(report)
+    estimate = report["files"][0]["estimate"]
+    assert estimate["evaluation"]["micro_batch_size"] == 64
+    assert sum(estimate["evaluation"]["components"].values()) == estimate["evaluation"]["allocated_bytes"]
+    assert estimate["host"] == {"bytes": 0, "available_bytes": 1152 << 30}
+    main(["estimate", "b.yaml", "--offline"])
+    assert "An evaluation of 64 rows takes " in capsys.readouterr()[0]
