@@ -56,9 +56,8 @@ class Tape:
         """Inside the forward of a reentrant checkpoint, which runs without a graph."""
         self.lingering: list[tuple[Tensor, int]] = []
         """What Python nodes hold in attributes of their own, and how many equal blocks it stands for."""
-        self.mark = 0
-        self.quiet = False
-        """The node recorded last saves nothing; ``mark`` is the count of saves when it was recorded."""
+        self.saving = -1
+        """Index of the node whose saves were the last ones."""
         self.unpacked = False
         """Inside the backward of a non-reentrant recomputation: an unpacked tensor has no owner but the call itself,
         while a saved variable is released only after the outputs are validated (utils/checkpoint.py pops it,
@@ -88,6 +87,7 @@ class Tape:
 
     def save(self, *tensors: Tensor | None) -> tuple[Tensor | None, ...]:
         """Note tensors as saved for backward; call before the output is allocated when the op saves inputs."""
+        self.saving = len(self.nodes)
         if self.hollow:
             self.saves += sum([t is not None for t in tensors])
             return ()
@@ -141,7 +141,6 @@ class Tape:
             self.component,
         )
         self.nodes.append(node)
-        self.quiet, self.mark = self.saves == self.mark, self.saves
         out.node = node
         return out
 
@@ -260,11 +259,13 @@ class Tape:
         out = run(*inputs)
         self.hollow, self.graphless = outer
         self.selection = None
-        early: tuple[str, ...] = ()
-        if not reentrant and self.quiet and isinstance(out.node, Node) and self.nodes[-1] is out.node:
-            early = tuple([dtype for _, dtype in out.node.shapes if dtype not in ("", out.dtype)])
+        tail: list[Any] = []
+        if not reentrant and self.saving >= mark:
+            tail = self.nodes[self.saving + 1 :]
+            while tail and tail[-1] is not out.node:
+                tail.pop()
         del self.nodes[mark:]
-        plan = (run, None if reentrant else self.saves - before, self.autocast, early, selection)
+        plan = (run, None if reentrant else self.saves - before, self.autocast, tail, selection)
         edges = tuple([t.node for t in inputs])
         shapes = tuple([(t.shape, t.dtype) for t in inputs])
         node = Node(None, edges, shapes, () if hollow else kept, plan, self.component)
@@ -272,7 +273,7 @@ class Tape:
         return Tensor(out.shape, out.dtype, out.storage, node)
 
     def _replay(self, node: Node) -> list[Tensor | None]:
-        run, limit, autocast, early, selection = node.meta
+        run, limit, autocast, tail, selection = node.meta
         gates = [Node(None, (), (), (), None, TEMPORARIES) for _ in node.saved]
         inputs = []
         for tensor, gate in zip(node.saved, gates):
@@ -285,13 +286,12 @@ class Tape:
         self.autocast, self.cast_cache = autocast, {}
         self.saves_left = None if limit is None else self.saves + limit
         held_before, self.lingering = self.lingering, []
-        # Without reentry it is the first saved tensor asked for that starts the recomputation: a last sum, which saves
-        # none, has run before and has cast the gradient of its half operand.
-        ahead = [self.new(node.grad.shape, dtype) for dtype in early if node.grad is not None]
+        # Without reentry it is the first saved tensor asked for that starts the recomputation: sums, casts and
+        # multiples at the end of the block, which save none, have run before, and their gradients wait.
+        ahead = self._ahead(tail, node) if tail and node.grad is not None else None
         self.selection = selection.replay() if selection is not None else None
         out = run(*inputs)
         self.selection = selection = None
-        del ahead
         self.autocast, self.cast_cache, self.saves_left = outer
         self.dry = False
         root = out.node
@@ -299,11 +299,13 @@ class Tape:
         if limit is None:
             held = (out, node.grad)
         del out, inputs
-        if isinstance(root, Node):
+        if ahead is not None:
+            self._carry_on(tail, ahead, root)
+        elif isinstance(root, Node):
             root.grad = node.grad
             self.pending.add(root)
         node.grad = None
-        del root
+        del root, ahead, tail
         node.meta = None
         outer_unpacked, self.unpacked = self.unpacked, limit is not None
         self._unwind(floor)
@@ -315,6 +317,45 @@ class Tape:
         results = [gate.grad for gate in gates]
         self.pending.difference_update(gates)
         return results
+
+    def _ahead(self, tail: list[Node], checkpoint: Node) -> dict[int, Node]:
+        """Run the last nodes of a block, which save nothing, on the checkpoint's gradient.
+
+        Returns stand-ins, which hold the gradients, for the nodes of the first run that these lead to, by their id.
+        """
+        stands: dict[int, Node] = {}
+        for node in tail:
+            edges: list[Node | Leaf | None] = []
+            for edge in node.edges:
+                if isinstance(edge, Node):
+                    edge = stands.setdefault(id(edge), Node(None, (), (), (), None, TEMPORARIES))
+                edges.append(edge)
+            stands[id(node)] = Node(node.backward, tuple(edges), node.shapes, (), node.meta, node.component)
+        component = self.component
+        stands[id(tail[-1])].grad = checkpoint.grad
+        checkpoint.grad = None
+        for node in reversed(tail):
+            stand = stands.pop(id(node))
+            if stand.grad is not None:
+                self._execute(stand)
+        self.component = component
+        self.pending.difference_update(stands.values())
+        return stands
+
+    def _carry_on(self, tail: list[Node], stands: dict[int, Node], root: Node) -> None:
+        """Give the gradients that waited to the nodes of the recomputation, whose last ones need not run again."""
+        end = len(self.nodes)
+        while self.nodes[end - 1] is not root:
+            end -= 1
+        start = end - len(tail)
+        for old, new in zip(tail, self.nodes[start:end]):
+            assert isinstance(new, Node)
+            for before, now in zip(old.edges, new.edges):
+                stand = stands.pop(id(before), None)
+                if stand is not None and stand.grad is not None and isinstance(now, Node):
+                    now.grad, stand.grad = stand.grad, None
+                    self.pending.add(now)
+        del self.nodes[start:]
 
     def _validated(self, grad: Tensor, shape: Shape, dtype: str) -> Tensor:
         """validate_outputs (engine.cpp): sum to the input's shape where it was broadcast, cast to its dtype."""
