@@ -221,3 +221,25 @@ class TestFragmentation:
         expected = estimate["peak"]["device_bytes"] / 2**30
         _, finding = self.check(memlint, tmp_path, f"{expected:.2f}GiB")
         assert self.hints(finding) == []
+
+
+class TestWhatFits:
+    """A job that fits: its evaluation is put right, its batch is left alone."""
+
+    JOB = """\
+memlint: 1
+model: meta-llama/Llama-3.2-1B
+training:
+  micro_batch_size: 4
+  sequence_length: 2048
+  eval_micro_batch_size: 64
+"""
+
+    def test_a_batch_is_made_smaller_only_where_that_is_asked_for(self, memlint, tmp_path):
+        (tmp_path / "job.yaml").write_text(self.JOB)
+        _, out, _ = memlint("check", "job.yaml", "--target", "A100-80GB", "--offline", "--fix")
+        assert "predicted peak" in out
+        after = (tmp_path / "job.yaml").read_text()
+        assert after == self.JOB.replace("eval_micro_batch_size: 64", "eval_micro_batch_size: 16")
+        memlint("check", "job.yaml", "--target", "A100-80GB", "--offline", "--fix", "--select", "MEM601")
+        assert "\n  micro_batch_size: 2\n" in (tmp_path / "job.yaml").read_text()
