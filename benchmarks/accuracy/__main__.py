@@ -3,9 +3,9 @@
     python -m benchmarks.accuracy [--oracle FILE] [--measured FILE] [--peers DIR] [--docs docs/accuracy.md]
 
 ``--oracle`` takes traced reference points (form of ../shared/oracle), ``--measured`` published measurements (form of
-../shared/measured), ``--grid`` what ``python -m benchmarks.accuracy.grid --output FILE`` wrote. ``--peers DIR`` makes a
-virtual environment in DIR with the other estimators and compares on the rows that they can express. ``--docs FILE``
-also writes the page.
+../shared/measured), ``--grid`` what ``python -m benchmarks.accuracy.grid --output FILE`` wrote, ``--objectives DIR``
+the points of ``python -m benchmarks.objectives``. ``--peers DIR`` makes a virtual environment in DIR with the other
+estimators and compares on the rows that they can express. ``--docs FILE`` also writes the page.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--oracle", metavar="FILE", help="traced reference points, JSON lines")
     parser.add_argument("--measured", metavar="FILE", help="published measurements, CSV")
     parser.add_argument("--grid", metavar="FILE", help="results of benchmarks.accuracy.grid, JSON lines")
+    parser.add_argument("--objectives", metavar="DIR", help="folder of the traced trainers' points (tests/estimate)")
     parser.add_argument("--peers", metavar="DIR", help="make a virtual environment here and compare with other tools")
     parser.add_argument("--docs", metavar="FILE", help="also write the tables as this page")
     parser.add_argument("--worst", type=int, default=20, metavar="N", help="how many of the worst rows to explain")
@@ -34,7 +35,7 @@ def arguments() -> argparse.Namespace:
 def main() -> int:
     """Run what was asked for and print the tables."""
     options = arguments()
-    if not (options.oracle or options.measured or options.grid):
+    if not (options.oracle or options.measured or options.grid or options.objectives):
         print("nothing to compare with: give --oracle FILE, --measured FILE or --grid FILE", file=sys.stderr)
         return 2
     lines: list[str] = []
@@ -49,6 +50,10 @@ def main() -> int:
             from benchmarks.accuracy.grid_tables import grid_tables
 
             lines += ["## Against our own trace, over a grid of types and setups", "", *grid_tables(options.grid)]
+        if options.objectives:
+            from benchmarks.objectives.tables import objective_tables
+
+            lines += ["## Against the real trainers", "", *objective_tables(options.objectives)]
         if options.measured:
             predictions, skipped = predict_file(options.measured, _progress)
             lines += ["## Against published measurements", "", *measured_tables(predictions, skipped, options.worst)]
@@ -65,7 +70,7 @@ def main() -> int:
         from benchmarks.accuracy.page import page
 
         with open(options.docs, "w", encoding="utf-8") as handle:
-            handle.write(page(text, datetime.date.today(), options.oracle, options.measured))
+            handle.write(page(text, datetime.date.today(), options.oracle, options.measured, options.objectives))
     return 0
 
 

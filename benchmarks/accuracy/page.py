@@ -15,6 +15,9 @@ Written by `python -m benchmarks.accuracy` on {date} with memlint {version}; do 
 
 * **Traced code**: reference points from the real `transformers` code on fake CUDA tensors (torch 2.13, transformers
   5.24). They hold every tensor that autograd keeps, so the simulation is compared with them to the byte.
+* **Real trainers**: `compute_loss` of TRL's trainers, and LLaMA-Factory's own losses, run on fake tensors
+  (`python -m benchmarks.objectives`): two layers of llama, qwen2 and gpt2, full and with LoRA, with and without
+  checkpointing, in fp32, bf16 and under autocast, references copied, switched off or precomputed.
 * **Published measurements**: peaks that people printed for runs whose settings are known, each turned into a job with
   the versions of its day. Figures of live tensors (`max_memory_allocated`, active bytes) are compared with the
   allocated peak and the cuBLAS workspaces; figures of reserved memory, and figures that do not say what they are, with
@@ -61,9 +64,13 @@ None of these is a factor, but each was settled, or kept, after its effect on th
 """
 
 
-def page(tables: str, date: datetime.date, oracle: str | None, measured: str | None) -> str:
+def page(
+    tables: str, date: datetime.date, oracle: str | None, measured: str | None, objectives: str | None = None
+) -> str:
     """The whole page; ``oracle`` and ``measured`` are the files compared with, named by their last two parts."""
     files = [f"--{kind} {_short(path)}" for kind, path in (("oracle", oracle), ("measured", measured)) if path]
+    if objectives:
+        files.insert(1, f"--objectives {objectives}")
     command = f"    python -m benchmarks.accuracy {' '.join(files)}" if files else ""
     return INTRODUCTION.format(date=date.isoformat(), version=memlint.__version__, command=command) + tables + "\n"
 

@@ -40,6 +40,9 @@ def read_lora(run: Run) -> None:
     saved = cfg.strings("lora_modules_to_save")
     if saved:
         run.put("training.lora.modules_to_save", saved, "lora_modules_to_save")
+    elif run.draft.get("training.objective") in ("reward", "sequence-classification", "token-classification"):
+        # loaders/adapter.py _get_peft_task_type; PEFT's classification models train their head in full.
+        run.draft.set("training.lora.modules_to_save", ("classifier", "score"), default="PEFT 0.20: peft_model.py")
     for key in ("lora_rank_pattern", "peft_layer_replication", "peft_layers_to_transform"):
         if cfg.raw(key):
             run.assume(f"`{key}` is not modelled: every targeted layer gets rank `lora_r`")

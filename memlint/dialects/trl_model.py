@@ -137,6 +137,9 @@ def _lora(arguments: Arguments) -> None:
     saved = section.strings("lora_modules_to_save")
     if saved:
         arguments.put("training.lora.modules_to_save", saved, "lora_modules_to_save")
+    elif section.raw("lora_task_type") in ("SEQ_CLS", "TOKEN_CLS"):
+        # PeftModelForSequenceClassification trains these in full (peft 0.21 peft_model.py).
+        arguments.put("training.lora.modules_to_save", ("classifier", "score"), "lora_task_type")
     parameters = section.strings("lora_target_parameters")
     if parameters:
         arguments.put("training.lora.target_parameters", parameters, "lora_target_parameters")

@@ -359,6 +359,14 @@ class TestPreference:
         found = training(f"rl: {rl}\nadapter: lora\nlora_r: 8\nlora_target_linear: true")
         assert found.reference_model == reference
 
+    def test_simpo_adds_the_chosen_rows_loss_unless_its_weight_is_zero(self):
+        assert training("rl: simpo").objective == "cpo"
+        assert training("rl: simpo\ncpo_alpha: 0.0").objective == "dpo"
+
+    def test_an_adapted_reward_model_trains_its_head_in_full(self):
+        found = training("reward_model: true\nadapter: lora\nlora_r: 8\nlora_target_linear: true")
+        assert found.lora is not None and found.lora.modules_to_save == ("classifier", "score")
+
     def test_grpo_with_a_colocated_engine(self):
         found = AXOLOTL.read(fixture("axolotl", "grpo.yaml"), Files()).jobs[0].training
         assert (found.objective, found.num_generations, found.completion_length) == ("grpo", 4, 512)

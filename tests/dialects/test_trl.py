@@ -31,6 +31,25 @@ def test_the_trainer_follows_from_keys_then_from_the_path(data, path, trainer):
     assert infer_trainer(data, path)[0] == trainer
 
 
+@pytest.mark.parametrize(
+    ("text", "objective"),
+    [
+        ("loss_type: simpo\n", "cpo"),
+        ("cpo_alpha: 1.0\n", "cpo"),
+        ("loss_type: simpo\ncpo_alpha: 0\n", "dpo"),
+        ("cpo_alpha: 1.0\nloss_type: alphapo\n", "dpo"),
+    ],
+)
+def test_cpo_adds_the_chosen_rows_loss_unless_its_weight_is_zero(text, objective):
+    assert read_text(BASE + text).jobs[0].training.objective == objective
+
+
+def test_an_adapted_classifier_trains_its_head_in_full():
+    text = "use_peft: true\nlora_task_type: SEQ_CLS\n"
+    found = read_text(BASE + text, path="recipes/reward/config.yaml").jobs[0].training
+    assert found.lora.modules_to_save == ("classifier", "score")
+
+
 def test_a_trainer_that_only_the_path_tells_is_said():
     job = read_text(BASE, path="recipes/dpo/config.yaml").jobs[0]
     assert "read as TRL's DPO trainer (the path of the file says so)" in job.assumptions

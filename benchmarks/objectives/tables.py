@@ -1,0 +1,47 @@
+"""The table of the traced trainers: ``python -m benchmarks.accuracy --objectives tests/estimate``."""
+
+from __future__ import annotations
+
+import glob
+import json
+import os
+import statistics
+from typing import Any
+
+from benchmarks.accuracy.tables import percent, table
+from tests.estimate.objective_points import simulated
+
+TRAINERS = {"1.16": "TRL 1.16.0", "1.9": "TRL 1.9.0", "0.24": "LLaMA-Factory 0.9.5"}
+"""``trl`` of a point -> what ran."""
+
+
+def objective_tables(folder: str) -> list[str]:
+    """Errors by trainer and objective of the points in ``traces_objectives*.jsonl``."""
+    groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for path in sorted(glob.glob(os.path.join(folder, "traces_objectives*.jsonl"))):
+        with open(path, encoding="utf-8") as handle:
+            for point in map(json.loads, handle):
+                trainer = TRAINERS[point["trl"]]
+                for key in ((trainer, "all"), (trainer, point["objective"])):
+                    groups.setdefault(key, []).append(point)
+    rows = [(trainer, objective, *_cells(points)) for (trainer, objective), points in groups.items()]
+    head = ("trainer", "objective", "points", "median error", "worst", "phase right", "worst forward end")
+    return table(head, rows)
+
+
+def _cells(points: list[dict[str, Any]]) -> tuple[str, ...]:
+    errors, kept, right = [], [], 0
+    for point in points:
+        step = simulated(point)
+        highest = max(step.timeline, key=lambda phase: phase.peak_bytes)
+        traced = max(point["phase_peaks"].items(), key=lambda item: item[1])
+        errors.append(abs(highest.peak_bytes / traced[1] - 1))
+        kept.append(abs(step.forward_end_bytes / point["forward_end_bytes"] - 1))
+        right += highest.phase == traced[0]
+    return (
+        str(len(points)),
+        percent(statistics.median(errors)),
+        percent(max(errors)),
+        f"{right} of {len(points)}",
+        percent(max(kept)),
+    )
