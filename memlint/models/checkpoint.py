@@ -1,4 +1,4 @@
-"""What a checkpoint's own config.json decides about how it is loaded: its dtype and its quantisation.
+"""What a checkpoint's config.json decides about the job: dtype and quantisation of loading, what it can learn.
 
 Source: transformers 5.24 quantizers/auto.py: a ``quantization_config`` in config.json is loaded whether or not the
 caller asks for one, and wins over the caller's (merge_quantization_configs).
@@ -25,7 +25,7 @@ def as_stored(job: TrainingJob, architecture: Architecture | None) -> TrainingJo
     """
     if architecture is None:
         return settle_dtype(job, None)
-    job = settle_dtype(job, architecture.dtype)
+    job = fitting_objective(settle_dtype(job, architecture.dtype), architecture)
     if architecture.quantization is None:
         return job
     stored = stored_quantization(architecture.quantization)
@@ -41,6 +41,48 @@ def as_stored(job: TrainingJob, architecture: Architecture | None) -> TrainingJo
     method = "qlora" if job.training.method == "lora" and stored.type in ("nf4", "fp4") else job.training.method
     job = replace_fields(job, {"training.quantization": stored, "training.method": method})
     return replace(job, assumptions=(*job.assumptions, sentence))
+
+
+OBJECTIVES = {
+    "encoder": ("masked-lm", "is an encoder: masked language modelling"),
+    "encoder-decoder": ("seq2seq-lm", "is an encoder-decoder: sequence to sequence"),
+}
+"""Family -> what it is trained for where the file does not say, and the words for it."""
+
+
+RELATIVE = ("t5", "mt5", "umt5", "longt5", "switch_transformers", "deberta", "deberta-v2")
+"""Types with relative positions, which have no longest length."""
+
+
+def fitting_objective(job: TrainingJob, architecture: Architecture) -> TrainingJob:
+    """Return ``job`` with an objective and length the model can take, where the file states neither.
+
+    An encoder cannot be trained as a causal language model; learned positions end at ``max_position_embeddings``.
+    """
+    if architecture.family not in OBJECTIVES:
+        return job
+    objective, words = OBJECTIVES[architecture.family]
+    changes: dict[str, Any] = {}
+    sentences = []
+    if job.training.objective == "causal-lm" and not _stated(job, "training.objective"):
+        changes["training.objective"] = objective
+        sentences.append(f"`{architecture.model_type}` {words} assumed")
+    most = architecture.max_position_embeddings
+    learned = architecture.model_type not in RELATIVE
+    too_long = most is not None and 0 < most < job.training.sequence_length
+    if learned and too_long and not _stated(job, "training.sequence_length"):
+        changes["training.sequence_length"] = most
+        sentences.append(f"`{architecture.model_type}` takes at most {most} tokens: {most} assumed, none being stated")
+    if not changes:
+        return job
+    job = replace_fields(job, changes)
+    return replace(job, assumptions=(*job.assumptions, *sentences))
+
+
+def _stated(job: TrainingJob, name: str) -> bool:
+    """Whether the file or the user states a field; a default or an assumption does not."""
+    origin = job.origin(name)
+    return origin is not None and origin.default is None and origin.assumed is None
 
 
 def stored_quantization(config: Mapping[str, Any]) -> Quantization | None:

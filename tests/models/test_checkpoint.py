@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from memlint.estimate.simulate import simulate
-from memlint.job import Lora, Quantization, Training, TrainingJob, replace_fields
+from memlint.job import Lora, Origin, Quantization, Training, TrainingJob, replace_fields
 from memlint.models.catalog import QUANTIZATIONS
 from memlint.models.checkpoint import as_stored, stored_quantization
 from memlint.models.resolve import resolve_job
@@ -87,3 +87,25 @@ def test_nonsense_in_a_known_format_is_passed_over() -> None:
 def test_an_unknown_shape_settles_the_dtype_alone() -> None:
     asked = replace_fields(TrainingJob(model="m"), {"training.precision.weights": "auto"})
     assert as_stored(asked, None).training.precision.weights == "bf16"
+
+
+@pytest.mark.parametrize(
+    ("model", "objective", "length"),
+    [
+        ("google-bert/bert-base-uncased", "masked-lm", 512),
+        ("google/flan-t5-large", "seq2seq-lm", 2048),
+        ("facebook/bart-large", "seq2seq-lm", 1024),
+        ("openai/whisper-large-v3", "seq2seq-lm", 448),
+        ("gpt2", "causal-lm", 2048),
+    ],
+)
+def test_a_model_is_trained_for_what_it_can_do_where_nothing_is_stated(model: str, objective: str, length: int) -> None:
+    found = job(model)
+    assert (found.training.objective, found.training.sequence_length) == (objective, length)
+    assert simulate(found).allocated_bytes > 0
+
+
+def test_what_the_file_states_stands() -> None:
+    stated = {"training.objective": Origin(file="a.yaml"), "training.sequence_length": Origin(file="a.yaml")}
+    found = job("google-bert/bert-base-uncased", origins=stated)
+    assert (found.training.objective, found.training.sequence_length) == ("causal-lm", 2048)
