@@ -48,6 +48,9 @@ class Numbers:
         self.values = values
 
     def __getitem__(self, at: Any) -> Any:
+        if isinstance(at, tuple):
+            # grid[sequences, axis]: a number a token.
+            return _ids(len(at[0]))
         return Numbers(self.values[at]) if isinstance(at, slice) else self.values[at]
 
     def __sub__(self, other: Numbers) -> Numbers:
@@ -65,6 +68,10 @@ class Numbers:
     def prod(self, dim: int) -> Numbers:
         """Product of each row."""
         return Numbers([math.prod(value) for value in self.values])
+
+    def cumsum(self, dim: int) -> torch.Tensor:
+        """Sums as a tensor, whose values nobody looks at."""
+        return _ids(len(self.values))
 
     def tolist(self) -> list[Any]:
         """The values."""
@@ -137,7 +144,7 @@ def _given(kind: str, setup: str) -> tuple[dict[str, Any], list[tuple[Any, str, 
     if hasattr(module, "torch_compilable_check"):
         patches.append((module, "torch_compilable_check", lambda *args, **options: None))
     shape = job(kind).training
-    if kind.startswith("qwen"):
+    if kind.startswith(("qwen", "glm")):
         return _qwen(kind, module, patches)
     tower = CONFIGS[kind]["vision_config"]
     side = tower["image_size"]

@@ -17,15 +17,15 @@ FAMILIES: dict[str, tuple[str, ...]] = {
     "llama": _names(
         "llama mistral ministral ministral3 qwen2 qwen3 gemma gemma2 gemma3_text vaultgemma phi3 olmo olmo2 "
         "granite smollm3 starcoder2 cohere stablelm ernie4_5 helium cwm internlm3 exaone qwen2_vl_text "
-        "qwen2_5_vl_text qwen3_vl_text mllama_text_model iquestcoder olmo3 cohere2 glm glm4 exaone4 nemotron seed_oss "
-        "arcee hunyuan_v1_dense bitnet apertus"
+        "qwen2_5_vl_text qwen3_vl_text glm4v_text mllama_text_model iquestcoder olmo3 cohere2 glm glm4 exaone4 "
+        "nemotron seed_oss arcee hunyuan_v1_dense bitnet apertus"
     ),
     "gpt2": _names(
         "gpt2 gpt_neo gpt_neox gptj gpt_bigcode opt bloom falcon phi mpt codegen gpt-sw3 openai-gpt biogpt xglm"
     ),
     "moe": _names(
         "mixtral qwen2_moe qwen3_moe qwen3_vl_moe_text olmoe flex_olmo dbrx gpt_oss llama4_text glm4_moe "
-        "phimoe granitemoe granitemoeshared minimax_m2 ernie4_5_moe hunyuan_v1_moe dots1 exaone_moe "
+        "glm4v_moe_text phimoe granitemoe granitemoeshared minimax_m2 ernie4_5_moe hunyuan_v1_moe dots1 exaone_moe "
         "solar_open"
     ),
     "mla": _names(

@@ -69,7 +69,30 @@ _DELTA: dict[str, Any] = {
 }
 _CLIP = {"model_type": "clip_vision_model"}
 _SIGLIP = {"model_type": "siglip_vision_model", "vision_use_head": False}
+_GLM: dict[str, Any] = {
+    "depth": 5,
+    "hidden_size": 256,
+    "num_heads": 4,
+    "image_size": 336,
+    "patch_size": 14,
+    "out_hidden_size": 512,
+    "intermediate_size": 1408,
+}
+_GLM_ROPE = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [4, 6, 6], "partial_rotary_factor": 0.5}
+
+
+def _glm(kind: str, **text: Any) -> dict[str, Any]:
+    return {
+        "model_type": kind,
+        "tie_word_embeddings": False,
+        "text_config": {**TEXT, "rope_parameters": _GLM_ROPE, "pad_token_id": 0, **text},
+        "vision_config": _GLM,
+    }
+
+
 CONFIGS: dict[str, dict[str, Any]] = {
+    "glm4v": _glm("glm4v"),
+    "glm4v_moe": _glm("glm4v_moe", head_dim=64, n_routed_experts=8, num_experts_per_tok=2, moe_intermediate_size=256),
     "qwen2_vl": _qwen("qwen2_vl", [8, 12, 12], {"depth": 5, "embed_dim": 256, "hidden_size": 512, "mlp_ratio": 4}),
     "qwen2_5_vl": _qwen(
         "qwen2_5_vl",
@@ -183,6 +206,8 @@ CONFIGS: dict[str, dict[str, Any]] = {
     },
 }
 PIXELS = {
+    "glm4v": 280**2,
+    "glm4v_moe": 280**2,
     "qwen2_vl": 280**2,
     "qwen2_5_vl": 280**2,
     "qwen3_vl": 320**2,
@@ -195,6 +220,8 @@ PIXELS = {
 FIXED = 224**2
 
 PEAKS: dict[str, dict[str, int]] = {
+    "glm4v": {"bf16": 376806912, "autocast": 516128768, "checkpointing": 184586752, "lora": 419322368},
+    "glm4v_moe": {"bf16": 361047552, "autocast": 531750912, "checkpointing": 195654144},
     "qwen2_vl": {"bf16": 333614080, "autocast": 473076224, "checkpointing": 178099200, "lora": 408608256},
     "qwen2_5_vl": {"bf16": 353055232, "autocast": 494014464, "checkpointing": 181104128, "lora": 427923968},
     "qwen3_vl": {"bf16": 366553088, "autocast": 524490240, "checkpointing": 187988992, "lora": 439625216},

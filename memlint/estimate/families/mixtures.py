@@ -117,6 +117,9 @@ TYPES: dict[str, Mixture] = {
     "glm4_moe:plain": Mixture(
         shape=Shape(o_bias=False, mlp_bias=False, rope_cat=True), sparse=_after_dense, **_DEEPSEEK
     ),
+    "glm4v_moe_text": Mixture(
+        shape=Shape(o_bias=False, mlp_bias=False, rope_cat=True, rope_rows=True), sparse=_after_dense, **_DEEPSEEK
+    ),
     "deepseek": Mixture(
         shape=Shape(qkv_bias="attention_bias", o_bias="attention_bias", mlp_bias=False),
         sparse=_after_dense,

@@ -108,6 +108,16 @@ SHAPES: dict[str, Shape] = {
         norms="both",
         norm_names=("input_layernorm", "post_self_attn_layernorm", "post_attention_layernorm", "post_mlp_layernorm"),
     ),
+    "glm4v_text": Shape(
+        qkv_bias=True,
+        o_bias=False,
+        mlp_bias=False,
+        fused_gate=True,
+        rope_cat=True,
+        rope_rows=True,
+        norms="both",
+        norm_names=("input_layernorm", "post_self_attn_layernorm", "post_attention_layernorm", "post_mlp_layernorm"),
+    ),
     "exaone4": Shape(
         qkv_bias=False, o_bias=False, mlp_bias=False, norms="post", qk_norm="head", rope_only_local=True
     ),
@@ -145,6 +155,11 @@ SHAPES: dict[str, Shape] = {
 def shape_of(a: Architecture) -> Shape:
     """The row of a model type; Llama's where there is none."""
     return SHAPES.get(a.model_type, SHAPES["llama"])
+
+
+def scaled_after(a: Architecture, s: Shape) -> bool:
+    """Whether embeddings are scaled outside of their module (granite, minicpm3; not Gemma's)."""
+    return s.embed_scale and "gemma" not in a.model_type
 
 
 def flag(a: Architecture, setting: bool | str) -> bool:

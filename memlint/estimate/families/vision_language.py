@@ -43,6 +43,9 @@ TOWERS: dict[str, tuple[str, str, str, str]] = {
     "mistral3": ("pixtral", "Tower", "vision_tower", "language_model"),
     "llama4": ("llama4_vision", "Tower", "vision_model", "language_model"),
     "internvl": ("image_projectors", "InternVl", "vision_tower", "language_model"),
+    "glm4v": ("glm4v_vision", "Tower", "visual", "language_model"),
+    "glm46v": ("glm4v_vision", "Tower", "visual", "language_model"),
+    "glm4v_moe": ("glm4v_vision", "Tower", "visual", "language_model"),
     "gemma4": ("gemma4_towers", "Tower", "vision_tower", "language_model"),
 }
 """model_type -> module of this package and class of its tower; names of tower and language model under ``model``."""
