@@ -77,7 +77,7 @@ class Ignored:
         """Whether the entry ``path``, called ``name``, is ignored; its folder is not."""
         rules: Ignored | None = self
         while rules is not None:
-            relative = path[rules._prefix :]
+            relative = path[rules._prefix :].replace(os.sep, "/")
             for segment in reversed(rules._segments):
                 if segment(relative, name, is_folder):
                     return not segment.negated
