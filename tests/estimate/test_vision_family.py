@@ -13,7 +13,7 @@ from memlint.estimate.simulate import Step, run_step
 from memlint.job import Checkpointing, Lora, Precision, Training, TrainingJob, replace_fields
 from memlint.models.architecture import Architecture
 from memlint.models.config import read_config
-from tests.estimate.vision_configs import CONFIGS, FIXED, PEAKS, PIXELS, TOWER
+from tests.estimate.vision_configs import CONFIGS, FIXED, PADDED, PEAKS, PIXELS, TOWER
 
 HALF = Precision(weights="bf16", autocast=None)
 SETUPS: dict[str, dict[str, Any]] = {
@@ -51,6 +51,12 @@ def names(step: Step, *, trainable: bool = True) -> list[str]:
 def test_the_peak_is_that_of_the_real_code(kind: str, setup: str) -> None:
     step = run_step(job(kind, SETUPS[setup]), (8, 0))
     assert peak(step) == pytest.approx(PEAKS[kind][setup], rel=0.004)
+
+
+@pytest.mark.parametrize(("setup", "traced"), PADDED.items())
+def test_padded_patches_are_masked(setup: str, traced: int) -> None:
+    step = run_step(job("gemma4", {**SETUPS[setup], "training.padding": True}), (8, 0))
+    assert peak(step) == pytest.approx(traced, rel=0.001)
 
 
 @pytest.mark.parametrize("kind", CONFIGS)

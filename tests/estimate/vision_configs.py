@@ -91,6 +91,33 @@ def _glm(kind: str, **text: Any) -> dict[str, Any]:
 
 
 CONFIGS: dict[str, dict[str, Any]] = {
+    "gemma4": {
+        "model_type": "gemma4",
+        "tie_word_embeddings": True,
+        "text_config": {
+            **TEXT,
+            "num_hidden_layers": 6,
+            "tie_word_embeddings": True,
+            "head_dim": 64,
+            "global_head_dim": 128,
+            "sliding_window": 256,
+            "vocab_size_per_layer_input": 8192,
+            "hidden_size_per_layer_input": 64,
+            "layer_types": ["sliding_attention", "full_attention"] * 3,
+            "num_kv_shared_layers": 2,
+        },
+        "vision_config": {
+            "hidden_size": 256,
+            "intermediate_size": 1024,
+            "num_hidden_layers": 5,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 4,
+            "head_dim": 64,
+            "patch_size": 16,
+            "position_embedding_size": 1024,
+            "pooling_kernel_size": 3,
+        },
+    },
     "glm4v": _glm("glm4v"),
     "glm4v_moe": _glm("glm4v_moe", head_dim=64, n_routed_experts=8, num_experts_per_tok=2, moe_intermediate_size=256),
     "qwen2_vl": _qwen("qwen2_vl", [8, 12, 12], {"depth": 5, "embed_dim": 256, "hidden_size": 512, "mlp_ratio": 4}),
@@ -243,4 +270,9 @@ PEAKS: dict[str, dict[str, int]] = {
 2.13): two rows of 512 tokens with one image each, SGD, no padding. What depends on data was given: grids, window order
 and the equality of token counts; ``masked_scatter`` ran with the gradients that derivatives.yaml states. Llama 4 has no
 adapter on all linear layers: its router is one that returns two tensors, which PEFT cannot wrap.
+"""
+
+PADDED = {"bf16": 1277646336, "autocast": 1456064512, "lora": 1325951488}
+"""Peak bytes of Gemma 4, whose images are padded to one number of patches: its tower always has a mask. The trace takes
+the text as padded too.
 """

@@ -1,13 +1,18 @@
-"""Gemma 4's image and audio towers, which a run without images holds and does not run.
+"""Gemma 4's image and audio towers and what fits them to the language model; audio is held and never run.
 
 Source: transformers 5.24 models/gemma4/modeling_gemma4.py.
 """
 
 from __future__ import annotations
 
+from typing import Any
+
 from memlint.estimate.build import Build
+from memlint.estimate.engine.tape import Tape, Tensor
 from memlint.estimate.env import Env
-from memlint.estimate.errors import Unsupported
+from memlint.estimate.families.gemma4_parts import Norm
+from memlint.estimate.families.gemma4_vision import Vision
+from memlint.estimate.ops.images import stacked
 from memlint.models.architecture import Architecture
 from memlint.models.config import part
 
@@ -16,17 +21,28 @@ class Tower:
     """Gemma4VisionModel, Gemma4AudioModel and their embedders."""
 
     def __init__(self, whole: Architecture, a: Architecture, b: Build, env: Env, name: str) -> None:
-        if b.training.images:
-            raise Unsupported("no memory model for images in Gemma 4 yet")
         text = part(whole, "text_config")
         assert text is not None
-        _vision(a, b, f"model.{name}")
-        b.linear("model.embed_vision.embedding_projection", a.hidden_size, text.hidden_size)
+        self.vision = Vision(a, b, env, f"model.{name}")
+        self.norm = Norm(b, None, a.hidden_size)
+        self.project = b.linear("model.embed_vision.embedding_projection", a.hidden_size, text.hidden_size)
         audio = part(whole, "audio_config")
+        b.idle = True
         if audio is not None:
             _audio(audio, b, "model.audio_tower")
             wide = int(audio.get("output_proj_dims", 1536))
             b.linear("model.embed_audio.embedding_projection", wide, text.hidden_size)
+
+
+    def input_shape(self, images: int, pixels: int | None) -> tuple[int, ...]:
+        """pixel_values of the micro batch: every image is padded to the same number of patches."""
+        return images, self.vision.patches, self.vision.values
+
+    def __call__(self, f: Tape, pixels: Tensor, images: int, size: int | None) -> tuple[Tensor, list[Any], list[Any]]:
+        """Image tokens, none for later layers, and what the outputs hold."""
+        x = self.vision(f, pixels, images)
+        tokens = self.project(f, self.norm(f, x))
+        return stacked(f, tokens), [], [tokens, x]
 
 
 def _clipped(a: Architecture, b: Build, name: str, inputs: int, outputs: int) -> None:
@@ -35,35 +51,6 @@ def _clipped(a: Architecture, b: Build, name: str, inputs: int, outputs: int) ->
     if a.get("use_clipped_linears", False):
         for _ in range(4):
             b.buffer(4)
-
-
-def _vision(a: Architecture, b: Build, name: str) -> None:
-    h, inner, dim = a.hidden_size, int(a.get("intermediate_size")), int(a.get("head_dim"))
-    heads = int(a.get("num_attention_heads"))
-    kv = int(a.get("num_key_value_heads", heads))
-    at = f"{name}.patch_embedder"
-    b.parameter(f"{at}.position_embedding_table", 2, int(a.get("position_embedding_size")), h)
-    b.linear(f"{at}.input_proj", 3 * int(a.get("patch_size")) ** 2, h)
-    for _ in range(2):
-        b.buffer(dim // 4 * 4)
-    if a.get("standardize", False):
-        for _ in range(2):
-            b.buffer(h * 4)
-    for index in range(a.num_hidden_layers):
-        layer = f"{name}.encoder.layers.{index}"
-        for leaf, inputs, outputs in (
-            ("q_proj", h, heads * dim),
-            ("k_proj", h, kv * dim),
-            ("v_proj", h, kv * dim),
-            ("o_proj", heads * dim, h),
-        ):
-            _clipped(a, b, f"{layer}.self_attn.{leaf}", inputs, outputs)
-        for leaf in ("q_norm", "k_norm"):
-            b.parameter(f"{layer}.self_attn.{leaf}.weight", dim)
-        for leaf, inputs, outputs in (("gate_proj", h, inner), ("up_proj", h, inner), ("down_proj", inner, h)):
-            _clipped(a, b, f"{layer}.mlp.{leaf}", inputs, outputs)
-        for leaf in ("input", "post_attention", "pre_feedforward", "post_feedforward"):
-            b.parameter(f"{layer}.{leaf}_layernorm.weight", h)
 
 
 def _audio(a: Architecture, b: Build, name: str) -> None:

@@ -89,7 +89,8 @@ class Body:
         b.scope, b.apart = scope, len(getattr(self.tower, "taps", ()))
         self.text = _body_of(text)(text, b, env)
         b.scope, b.apart = "", 0
-        self.text.blocks = whole.model_type in BLOCKS and b.training.images > 0
+        blocks = whole.model_type in BLOCKS or text.get("use_bidirectional_attention") == "vision"
+        self.text.blocks = blocks and b.training.images > 0
         self.embed = self.text.embed
         self.scaled = getattr(getattr(self.text, "shape", None), "embed_scale", False)
         self.cached = whole.model_type in CACHED and env.checkpointing.mode == "none" and text.get("use_cache", True)
