@@ -28,6 +28,7 @@ MODULES = {
     "roberta-prelayernorm": "pre_norm_bert",
     "megatron-bert": "pre_norm_bert",
     "mpnet": "mpnet",
+    "eurobert": "eurobert",
     "albert": "albert",
 }
 """model_type -> module of this package that holds its ``Model``; modules load on first use."""
