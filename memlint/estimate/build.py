@@ -12,6 +12,7 @@ from typing import Any
 
 from memlint.estimate.adapters import LoraLinear, QuantizedWeight, keeps_input, matches
 from memlint.estimate.engine.tape import Leaf, Tape, Tensor
+from memlint.estimate.ops.images import requiring_grad
 from memlint.estimate.ops.linear import Weight, embedding, linear
 from memlint.estimate.peft_kinds import KINDS
 from memlint.estimate.records import Record
@@ -45,14 +46,16 @@ class Linear:
 class Embedding:
     """nn.Embedding."""
 
-    __slots__ = ("weight",)
+    __slots__ = ("hooked", "weight")
 
-    def __init__(self, weight: Weight) -> None:
+    def __init__(self, weight: Weight, hooked: bool = False) -> None:
         self.weight = weight
+        self.hooked = hooked
 
     def __call__(self, f: Tape, ids: Tensor) -> Tensor:
         """ids [...] -> [..., H]."""
-        return embedding(f, self.weight, ids)
+        out = embedding(f, self.weight, ids)
+        return requiring_grad(f, out) if self.hooked else out
 
 
 class Build:
@@ -152,7 +155,7 @@ class Build:
             self.records.append(Record(f"{name}.original", shape, dtype, False, dtype, self.count, (size,), base=False))
         sharding = self.sharding
         computed = dtype
-        if sharding.kind == "fsdp" and not adapter and dtype == "fp32":
+        if sharding.kind == "fsdp" and dtype == "fp32" and (not adapter or self.training.precision.autocast is not None):
             # MixedPrecisionPolicy(param_dtype=...): gathered and used in half precision, stored in fp32.
             computed = sharding.compute
         weight = Weight(name, shape, computed, trainable, grad_dtype if computed == dtype else computed)
@@ -213,9 +216,12 @@ class Build:
         )
         return weight
 
-    def embedding(self, name: str, rows: int, width: int) -> Embedding:
-        """nn.Embedding(rows, width)."""
-        return Embedding(self.parameter(f"{name}.weight", rows, width))
+    def embedding(self, name: str, rows: int, width: int, *, entry: bool = False) -> Embedding:
+        """nn.Embedding(rows, width). ``entry``: get_input_embeddings names it, so checkpointing hooks its output; it
+        matters where something stands between it and the first layer.
+        """
+        hooked = entry and self.training.checkpointing.mode != "none"
+        return Embedding(self.parameter(f"{name}.weight", rows, width), hooked)
 
 
 def _named(fragment: str, name: str) -> bool:

@@ -61,7 +61,7 @@ class Embeddings:
         rows = b.training.vocab_size or a.vocab_size
         longest = int(a.get("max_position_embeddings"))
         self.per_row = a.model_type not in COUNTED
-        self.words = b.embedding(f"{name}.word_embeddings", rows, width)
+        self.words = b.embedding(f"{name}.word_embeddings", rows, width, entry=True)
         self.positions = b.embedding(f"{name}.position_embeddings", longest, width)
         self.types = None
         b.buffer(longest * 8)

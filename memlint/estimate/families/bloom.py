@@ -184,7 +184,7 @@ class Model:
         self.env = env
         h = a.hidden_size
         self.heads = int(a.get("num_attention_heads") or a.get("n_head"))
-        self.embed = b.embedding("transformer.word_embeddings", b.training.vocab_size or a.vocab_size, h)
+        self.embed = b.embedding("transformer.word_embeddings", b.training.vocab_size or a.vocab_size, h, entry=True)
         self.embed_norm = LayerNorm(b, "transformer.word_embeddings_layernorm", h)
         self.layers = Stack(b, ["block"] * a.num_hidden_layers, lambda build, kind, i: Block(a, build, i, env))
         self.norm = LayerNorm(b, "transformer.ln_f", h)

@@ -9,7 +9,7 @@ from memlint.estimate.engine.tape import Tape, Tensor
 from memlint.estimate.env import Batch, Env
 from memlint.estimate.families.norms import Norm
 from memlint.estimate.families.rotary import rotary_tables
-from memlint.estimate.families.shapes import Shape
+from memlint.estimate.families.shapes import Shape, scaled_after
 from memlint.estimate.ops.basic import scale
 from memlint.models.architecture import Architecture
 
@@ -24,7 +24,7 @@ class Body:
     def __init__(self, a: Architecture, b: Build, env: Env, s: Shape, *, embed: str = "model.embed_tokens") -> None:
         self.a, self.env, self.shape = a, env, s
         self.rows = b.training.vocab_size or a.vocab_size
-        self.embed = b.embedding(embed, self.rows, a.hidden_size)
+        self.embed = b.embedding(embed, self.rows, a.hidden_size, entry=scaled_after(a, s))
 
     def finish(self, b: Build, width: int, norm: Any = None) -> None:
         """Add the final norm and the two buffers of rotary frequencies, ``width`` rotated columns each."""

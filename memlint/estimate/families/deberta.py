@@ -194,7 +194,7 @@ class Model:
         h, name = a.hidden_size, "deberta.embeddings"
         longest = int(a.get("max_position_embeddings"))
         width = int(a.get("embedding_size", h))
-        self.words = b.embedding(f"{name}.word_embeddings", b.training.vocab_size or a.vocab_size, width)
+        self.words = b.embedding(f"{name}.word_embeddings", b.training.vocab_size or a.vocab_size, width, entry=True)
         self.positions = None
         if a.get("position_biased_input", True):
             self.positions = b.embedding(f"{name}.position_embeddings", longest, width)

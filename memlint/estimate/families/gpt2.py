@@ -90,7 +90,7 @@ class Model:
     def __init__(self, a: Architecture, b: Build, env: Env) -> None:
         self.a, self.env = a, env
         h = a.hidden_size
-        self.embed = b.embedding("transformer.wte", b.training.vocab_size or a.vocab_size, h)
+        self.embed = b.embedding("transformer.wte", b.training.vocab_size or a.vocab_size, h, entry=True)
         self.positions = b.embedding("transformer.wpe", int(a.get("max_position_embeddings")), h)
         self.dropout = float(a.get(self.embedding_dropout, 0.0))
         self.layers = Stack(

@@ -147,7 +147,7 @@ class Model:
         root = "model" if phi else "gpt_neox"
         self.head_bias = phi
         self.embed = b.embedding(
-            f"{root}.{'embed_tokens' if phi else 'embed_in'}", b.training.vocab_size or a.vocab_size, h
+            f"{root}.{'embed_tokens' if phi else 'embed_in'}", b.training.vocab_size or a.vocab_size, h, entry=True
         )
         self.dropout = float(a.get("embd_pdrop" if phi else "hidden_dropout", 0.0))
         self.layers = Stack(b, ["block"] * a.num_hidden_layers, lambda build, kind, i: block(a, build, i, env))

@@ -124,7 +124,7 @@ class Model:
         h = a.hidden_size
         self.fp32_tables = a.model_type == "codegen"
         self.rotary = int(a.get("rotary_dim") or h)
-        self.embed = b.embedding("transformer.wte", b.training.vocab_size or a.vocab_size, h)
+        self.embed = b.embedding("transformer.wte", b.training.vocab_size or a.vocab_size, h, entry=True)
         self.dropout = float(a.get("embd_pdrop", 0.0))
         self.layers = Stack(b, ["block"] * a.num_hidden_layers, lambda build, kind, i: Block(a, build, i, env))
         self.norm = LayerNorm(b, "transformer.ln_f", h)

@@ -13,7 +13,7 @@ from memlint.estimate.env import Batch, Env
 from memlint.estimate.families.mlp import Mlp
 from memlint.estimate.families.norms import Norm
 from memlint.estimate.families.rotary import partial_rotary, rotary_tables, rotate_both
-from memlint.estimate.families.shapes import Shape, flag, shape_of
+from memlint.estimate.families.shapes import Shape, flag, scaled_after, shape_of
 from memlint.estimate.ops.basic import add, cat, dropout, mul, scale, slice_of
 from memlint.estimate.stack import Stack
 from memlint.models.architecture import Architecture
@@ -195,7 +195,7 @@ class Model:
 
     def embedding(self, b: Build, rows: int) -> Any:
         """The token embedding."""
-        return b.embedding("model.embed_tokens", rows, self.a.hidden_size)
+        return b.embedding("model.embed_tokens", rows, self.a.hidden_size, entry=scaled_after(self.a, self.shape))
 
     def stack(self, b: Build) -> Any:
         """The layers."""

@@ -122,7 +122,8 @@ class Model:
         self.a, self.env = a, env
         h = a.hidden_size
         bias = bool(a.get("norm_bias", False))
-        self.embed = b.embedding("model.embeddings.tok_embeddings", b.training.vocab_size or a.vocab_size, h)
+        rows = b.training.vocab_size or a.vocab_size
+        self.embed = b.embedding("model.embeddings.tok_embeddings", rows, h, entry=True)
         self.embed_norm = LayerNorm(b, "model.embeddings.norm", h, bias=bias)
         self.dropout = float(a.get("embedding_dropout", 0.0))
         types = a.get("layer_types") or ["full_attention"] * a.num_hidden_layers

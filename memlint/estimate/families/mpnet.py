@@ -73,7 +73,7 @@ class Embeddings(bert.Embeddings):
         h, longest = a.hidden_size, int(a.get("max_position_embeddings"))
         self.per_row = True
         self.types = self.tasks = None
-        self.words = b.embedding(f"{name}.word_embeddings", b.training.vocab_size or a.vocab_size, h)
+        self.words = b.embedding(f"{name}.word_embeddings", b.training.vocab_size or a.vocab_size, h, entry=True)
         self.positions = b.embedding(f"{name}.position_embeddings", longest, h)
         b.buffer(longest * 8)
         self.norm = LayerNorm(b, f"{name}.LayerNorm", h)

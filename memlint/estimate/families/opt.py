@@ -93,7 +93,7 @@ class Model:
         width = int(a.get("word_embed_proj_dim", h))
         affine = bool(a.get("layer_norm_elementwise_affine", True))
         root = "model.decoder"
-        self.embed = b.embedding(f"{root}.embed_tokens", b.training.vocab_size or a.vocab_size, width)
+        self.embed = b.embedding(f"{root}.embed_tokens", b.training.vocab_size or a.vocab_size, width, entry=True)
         self.positions = b.embedding(
             f"{root}.embed_positions", int(a.get("max_position_embeddings")) + POSITION_OFFSET, h
         )

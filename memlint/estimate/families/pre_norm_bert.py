@@ -107,7 +107,7 @@ class MegatronEmbeddings(bert.Embeddings):
 
     def __init__(self, a: Architecture, b: Build, name: str, p: float) -> None:
         h, longest = a.hidden_size, int(a.get("max_position_embeddings"))
-        self.words = b.embedding(f"{name}.word_embeddings", b.training.vocab_size or a.vocab_size, h)
+        self.words = b.embedding(f"{name}.word_embeddings", b.training.vocab_size or a.vocab_size, h, entry=True)
         self.positions = b.embedding(f"{name}.position_embeddings", longest, h)
         self.types = b.embedding(f"{name}.token_type_embeddings", int(a.get("type_vocab_size", 2)), h)
         b.buffer(longest * 8)

@@ -120,7 +120,7 @@ class Decoder:
         h, name = a.hidden_size, "model.decoder"
         self.env = env
         self.dropout = float(a.get("dropout", 0.0))
-        self.embed = b.embedding(f"{name}.embed_tokens", b.training.vocab_size or a.vocab_size, h)
+        self.embed = b.embedding(f"{name}.embed_tokens", b.training.vocab_size or a.vocab_size, h, entry=True)
         self.positions = b.parameter(f"{name}.embed_positions.weight", int(a.get("max_target_positions", 448)), h)
         self.layers = bart.stack(a, b, env, "decoder", int(a.get("decoder_layers")), Layer)
         self.norm = LayerNorm(b, f"{name}.layer_norm", h)
