@@ -101,7 +101,13 @@ def points() -> Iterator[dict[str, Any]]:
     yield _point("kto", reference="adapter", lora=LORA, options={"loss_type": "apo_zero_unpaired"})
     yield _point("cpo", options={"loss_type": "simpo", "cpo_alpha": 0.0})
     yield _point("sft", "qwen2", seq=3072, precision="bf16-autocast", checkpointing="nonreentrant")
-    yield _point("sft", options={"loss_type": "dft"}, padding=True)
+    if VERSION >= (1, 15):
+        yield _point("sft", options={"loss_type": "dft"}, padding=True)
+    else:
+        yield _point("sft", options={"loss_type": "nll"}, precision="bf16-autocast")
+        yield _point("sft", options={"loss_type": "nll"}, precision="bf16", batch=1)
+        yield _point("sft", options={"loss_type": "nll"}, precision="bf16-bf16", checkpointing="nonreentrant")
+        yield _point("sft", options={"loss_type": "nll"}, precision="bf16-bf16", checkpointing="reentrant", lora=LORA)
     yield _point("grpo", "qwen2", seq=2048, batch=4, checkpointing="nonreentrant", precision="bf16-autocast")
     yield _point("grpo", reference="copy", options={"beta": 0.04, "loss_type": "grpo"})
 
@@ -159,8 +165,6 @@ def main() -> int:
     for point in factory_points() if options.llamafactory else points():
         if options.only and point["objective"] not in options.only:
             continue
-        if VERSION < (1, 15) and point["objective"] == "sft" and "loss_type" in point["options"]:
-            continue  # with whole logits, whose logs are not modelled
         result = trace_point(point)
         point["trl"] = "0.24" if options.llamafactory else ".".join(str(part) for part in VERSION)
         point["parameters"] = result.parameters

@@ -100,7 +100,7 @@ def make_trainer(setup: Setup, model: Any, reference: Any, autocast: torch.dtype
     trainer._total_train_tokens, trainer._tp_size = 0, 1
     trainer.aux_loss_enabled = trainer.is_encoder_decoder = trainer._peft_has_been_casted_to_bf16 = False
     trainer.compute_loss_func = trainer.label_smoother = None
-    trainer.model_accepts_loss_kwargs = False
+    trainer.model_accepts_loss_kwargs, trainer.num_virtual_tokens = False, 0
     trainer.current_gradient_accumulation_steps = 1
     trainer.use_liger_kernel, trainer.model_kwarg_keys = False, ("logits_to_keep",)
     trainer.padding_value = trainer.pad_token_id = 0
@@ -161,7 +161,7 @@ def make_batch(setup: Setup) -> dict[str, Any]:
 def add_head(setup: Setup, model: Any, reference: Any) -> None:
     """The fused head that the trainer's __init__ puts on the model and, plain, on the reference."""
     outputs = FUSED.get(setup.objective)
-    if setup.objective == "sft" and VERSION < (1, 15):
+    if setup.objective == "sft" and VERSION < (1, 15) and "loss_type" not in setup.options:
         trainer_class("trainer.sft_trainer", "_patch_chunked_ce_lm_head")(model, chunk_size=256)
     if outputs is None or VERSION < (1, 15):
         return

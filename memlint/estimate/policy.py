@@ -49,11 +49,33 @@ class Policy:
         self.kind = training.reference_model
         self.logs = before(job, "trl", 1, 15) and not self.whole and self.kind != "none"
         """DPO and KTO log the mean of the chosen and rejected logits, which they copy for that; CPO does not."""
+        self.supervised = (
+            self.objective == "causal-lm"
+            and job.framework.lower().startswith("trl")
+            and training.loss == "standard"
+            and before(job, "trl", 1, 15)
+        )
+        self.counts = not before(job, "trl", 0, 22)
         self.widens = before(job, "torch", 2, 8)
         """addmm knows no ``out_dtype`` yet (TRL 1.16 kernels/chunked_logprob.py _addmm_fp32)."""
         self.adds = self.objective in SUPERVISED and not self.whole
         self.scored = training.completion_length if self.objective == "grpo" else None
         """Positions of a row whose log-probability is asked for; None: all but the last."""
+
+    def log_supervised(self, f: Tape, held: list[Any]) -> None:
+        """What TRL's SFT trainer before its fused head logs of whole logits: token accuracy, from 0.22 on the entropy.
+
+        held: logits and hidden states of the model, of which only the logits are left, in fp32 under autocast
+        (accelerate's convert_outputs_to_fp32).
+        """
+        logits: Tensor = held[0].detach()
+        held.clear()
+        f.component = LOGITS
+        f.cast_cache.clear()
+        if f.autocast is not None:
+            logits = cast(f, logits, "fp32")
+        rows, length, width = logits.shape
+        entropy(f, Tensor((rows, length - 1, width), logits.dtype, None), counted=self.counts)
 
     def kept(self, f: Tape, hidden: Tensor) -> Tensor:
         """The positions of [B, S, H] whose logits are made: GRPO's ``logits_to_keep`` is one more than it scores.

@@ -34,15 +34,14 @@ def job(point: dict[str, Any]) -> TrainingJob:
     """The job that a run traced."""
     objective = point["objective"]
     plain = objective == "cpo" and point["options"].get("cpo_alpha") == 0
+    fused = FUSED if point["trl"] == "1.16" else () if "loss_type" in point["options"] else ("sft",)
     return replace_fields(
         traced.job(point),
         {
             "framework": {"llamafactory": "llama-factory 0.9.5"}.get(point.get("framework", ""), "trl"),
             "versions": {"trl": point["trl"]},
             "training.objective": "dpo" if plain else NATIVE.get(objective, objective),
-            "training.loss": "chunked"
-            if objective in FUSED and (point["trl"] == "1.16" or objective == "sft")
-            else "standard",
+            "training.loss": "chunked" if objective in fused else "standard",
             "training.reference_model": point["reference"],
             "training.padding": point["padding"],
             "training.completion_length": point.get("completion"),

@@ -92,12 +92,14 @@ class DecoderModel:
                 # The trainer takes the loss after the model's forward has returned.
                 fully.end_forward()
             return [logits, hidden]
-        return logits, hidden
+        return [logits, hidden] if self.policy.supervised else (logits, hidden)
 
     def loss(self, f: Tape, output: Any, batch: Batch) -> Tensor:
         """The scalar loss; of a policy's ``output`` nothing is left."""
         if self.objective not in POLICY:
             loss: Tensor = self.head.loss(f, *output, batch)
+            if isinstance(output, list):
+                self.policy.log_supervised(f, output)
             return loss
         held = output if isinstance(output, list) else list(output)
         del output

@@ -83,16 +83,17 @@ ENTROPY_ROWS = 128
 """Default ``chunk_size`` of entropy_from_logits (TRL 1.9 trainer/utils.py)."""
 
 
-def entropy(f: Tape, logits: Tensor) -> None:
+def entropy(f: Tape, logits: Tensor, *, counted: bool = True) -> None:
     """TRL's entropy_from_logits for its logs (trainer/utils.py, 1.9 to 1.13), without gradients.
 
-    ``reshape(-1, V)`` of logits [B, S, V] without their last position copies more than one row; then 128 positions at a
-    time, log-softmax, its exponential and their product are alive.
+    ``reshape(-1, V)`` of logits [B, S, V] without their last position copies more than one row, as does the SFT
+    trainer's ``contiguous`` for the token accuracy alone (not ``counted``); then 128 positions at a time, log-softmax,
+    its exponential and their product are alive.
     """
     rows, length, width = logits.shape
     whole = f.new((rows * length, width), logits.dtype) if rows > 1 else None
     chunk = (min(ENTROPY_ROWS, rows * length), width)
-    parts = [f.new(chunk, logits.dtype) for _ in range(3)]
+    parts = [f.new(chunk, logits.dtype) for _ in range(3)] if counted else None
     del parts, whole
 
 
