@@ -199,10 +199,16 @@ class VisionLanguageModel(DecoderModel):
 
     def forward(self, f: Tape, batch: Batch) -> Any:
         """Logits, last hidden states, and what the outputs hold of the tower."""
-        logits, hidden = super().forward(f, batch)
+        output = super().forward(f, batch)
         held, self.body.held = self.body.held, []
-        return logits, hidden, held
+        # A list is emptied by a loss that lets logits and hidden states go (see DecoderModel.forward).
+        return [*output, held] if isinstance(output, list) else (*output, held)
 
     def loss(self, f: Tape, output: Any, batch: Batch) -> Tensor:
         """The scalar loss."""
-        return super().loss(f, output[:2], batch)
+        if not isinstance(output, list):
+            return super().loss(f, output[:2], batch)
+        held = output.pop()
+        loss = super().loss(f, output, batch)
+        del held
+        return loss
