@@ -38,14 +38,16 @@ def simulated(point: dict[str, Any], *, full: bool = False) -> Step:
 
 def retraced(point: dict[str, Any]) -> dict[str, int]:
     """Trace a run again and give its phase peaks; needs torch and transformers."""
-    from memlint.measure.trace.run import trace_model
+    from memlint.measure.trace.run import trace
+    from memlint.measure.trace.settings import TraceSettings
 
-    result = trace_model(
-        point["config"],
+    weights, autocast = traced.PRECISIONS[point["precision"]]
+    settings = TraceSettings(
+        weights=weights,
+        autocast=autocast,
         head=point["head"],
         batch=point["batch"],
         seq=point["seq"],
-        precision=point["precision"],
         checkpointing=point["checkpointing"],
         optimizer=point["optimizer"],
         attention=point["attention"],
@@ -53,6 +55,7 @@ def retraced(point: dict[str, Any]) -> dict[str, int]:
         shards=point["shards"],
         reshard_after_forward=point["reshard"],
     )
+    result = trace(point["config"], settings, every_layer=True)
     return {name: result.phase_peaks[name] for name in PHASES if name in result.phase_peaks}
 
 
