@@ -7,6 +7,7 @@ runs with gradients alive.
 from __future__ import annotations
 
 from memlint.estimate.build import Build
+from memlint.estimate.compiled import lowest_peak
 from memlint.estimate.engine.pool import (
     COMMUNICATION,
     DECOMPOSED,
@@ -179,14 +180,10 @@ def simulate(job: TrainingJob, target: Target | None = None) -> Estimate:
     job, notes = one_gpu(job)
     step = run_step(job, capability, world=world)
     peak = max(step.timeline, key=lambda p: p.peak_bytes)
-    lowest = peak.peak_bytes
+    timeline = step.timeline
     if step.decomposed and peak.phase == "backward":
-        other = run_step(job, capability, world=world, one_kernel_silu=True)
-        lowest = max(p.peak_bytes for p in other.timeline)
-    if job.training.compile:
-        # A compiled loss may write the logits' gradient over the logits it saved (donated_buffer in torch 2.6
-        # _functorch/config.py); what is kept of a compiled layer is the partitioner's choice.
-        lowest -= peak.components["logits"] // 2
+        timeline = run_step(job, capability, world=world, one_kernel_silu=True).timeline
+    lowest = lowest_peak(job, timeline)
     if job.training.optimizer.startswith("paged-"):
         # Paged states are moved to the host when the device is full (bitsandbytes functional.py get_paged).
         lowest -= step.static["optimizer_states"]

@@ -381,7 +381,9 @@ def predictions() -> list[Any]:
 
 
 OUTSIDE = {
+    "torchtune-001",
     "torchtune-003",
+    "torchtune-005",
     "axolotl-001",
     "axolotl-004",
     "axolotl-006",
@@ -414,7 +416,7 @@ class TestPublished:
         assert summary.median <= 0.10 and summary.width <= 0.25
 
     def test_rows_outside_their_interval_are_those_the_page_explains(self, predictions: list[Any]) -> None:
-        """The share of 85 % is that of all rows, ms-swift's included: docs/accuracy.md states it."""
+        """The share of 83.8 % is that of all rows, ms-swift's included: docs/accuracy.md states it, and its bar."""
         from benchmarks.accuracy.explanations import explain
         from benchmarks.accuracy.measured import metric_group
 
