@@ -25,6 +25,7 @@ MODULES = {
     "distilbert": "bert",
     "modernbert": "modernbert",
     "deberta-v2": "deberta",
+    "deberta": "deberta_v1",
     "roberta-prelayernorm": "pre_norm_bert",
     "megatron-bert": "pre_norm_bert",
     "mpnet": "mpnet",
