@@ -62,8 +62,12 @@ def _audio(a: Architecture, b: Build, name: str) -> None:
         b.parameter(f"{at}.layer{index}.norm.weight", outputs)
     b.linear(f"{at}.input_proj_linear", first // 4 * second, h)
     b.buffer(h // 2 * 4)
-    for index in range(a.num_hidden_layers):
+    # Its layers never run, so one stands for all.
+    every = b.run_all_layers
+    b.count = 1 if every else a.num_hidden_layers
+    for index in range(a.num_hidden_layers if every else 1):
         _conformer(a, b, f"{name}.layers.{index}")
+    b.count = 1
     b.linear(f"{name}.output_proj", h, int(a.get("output_proj_dims", 1536)), True)
 
 
