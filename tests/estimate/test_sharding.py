@@ -60,7 +60,7 @@ def test_the_optimizer_on_the_host_leaves_the_gpu() -> None:
     kept, moved = step("zero2", 8), step("zero2", 8, "optimizer")
     assert moved.static["optimizer_states"] == 0
     share = sum(record.numel * record.count for record in kept.build.records) / 8
-    assert moved.host_bytes == pytest.approx(kept.static["optimizer_states"] + 4 * share, rel=1e-4), "fp32 gradients too"
+    assert moved.host_bytes == pytest.approx(kept.static["optimizer_states"] + 4 * share, rel=1e-4), "fp32 gradients"
     assert peak(moved) < peak(kept)
 
 
