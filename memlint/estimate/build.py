@@ -155,7 +155,8 @@ class Build:
             self.records.append(Record(f"{name}.original", shape, dtype, False, dtype, self.count, (size,), base=False))
         sharding = self.sharding
         computed = dtype
-        if sharding.kind == "fsdp" and dtype == "fp32" and (not adapter or self.training.precision.autocast is not None):
+        mixed = not adapter or self.training.precision.autocast is not None
+        if sharding.kind == "fsdp" and dtype == "fp32" and mixed:
             # MixedPrecisionPolicy(param_dtype=...): gathered and used in half precision, stored in fp32.
             computed = sharding.compute
         weight = Weight(name, shape, computed, trainable, grad_dtype if computed == dtype else computed)
