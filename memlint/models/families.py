@@ -36,7 +36,7 @@ FAMILIES: dict[str, tuple[str, ...]] = {
         "zamba2 lfm2 lfm2_moe recurrent_gemma kimi_linear minimax olmo_hybrid"
     ),
     "mamba": _names("mamba falcon_mamba mamba2"),
-    "gemma": _names("gemma3n_text gemma4_text"),
+    "gemma": _names("gemma3n_text gemma4_text gemma4_unified_text"),
     "encoder": _names(
         "bert roberta xlm-roberta xlm-roberta-xl camembert distilbert deberta deberta-v2 modernbert electra "
         "albert mpnet ernie roformer rembert eurobert nomic_bert gte bert-generation megatron-bert "

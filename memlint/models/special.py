@@ -181,6 +181,7 @@ AFTER: dict[str, Step] = {
     "gemma3_text": kinds.gemma_bidirectional,
     "gemma3n_text": _gemma3n,
     "gemma4_text": kinds.last_layer_full,
+    "gemma4_unified_text": kinds.last_layer_full,
     "exaone4": kinds.exaone4,
     "recurrent_gemma": kinds.recurrent_gemma,
     "zamba": kinds.zamba,

@@ -98,7 +98,11 @@ def test_a_choice_among_experts_without_a_number_is_the_configs_fault(missing: s
 
 @pytest.mark.parametrize(
     ("config", "sentence"),
-    [({"model_type": "rwkv"}, "no memory model for `rwkv`"), ({"model_type": "dots1"}, "does not state")],
+    [
+        ({"model_type": "rwkv"}, "no memory model for `rwkv`"),
+        ({"model_type": "dots1"}, "does not state"),
+        ({"model_type": "gemma4_text", "enable_moe_block": True, "num_experts": 8}, "does not state `top_k_experts`"),
+    ],
 )
 def test_what_has_no_model_says_so_in_a_sentence(config: dict[str, Any], sentence: str) -> None:
     with pytest.raises(Unsupported, match=sentence):

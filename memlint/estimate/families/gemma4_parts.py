@@ -11,6 +11,7 @@ from memlint.estimate.build import Build
 from memlint.estimate.engine.pool import TEMPORARIES
 from memlint.estimate.engine.tape import Node, Tape, Tensor
 from memlint.estimate.env import Env
+from memlint.estimate.errors import required
 from memlint.estimate.families.rotary import rotary_tables
 from memlint.estimate.ops.attention import softmax
 from memlint.estimate.ops.basic import add, cast, cat, mean_last, mul, scale, shift, slice_of, square
@@ -160,8 +161,8 @@ class Router:
     """Gemma4TextRouter: x [T, H] -> weights and ids [T, k]."""
 
     def __init__(self, a: Architecture, b: Build, name: str) -> None:
-        h, experts = a.hidden_size, int(a.get("num_experts"))
-        self.k = int(a.get("top_k_experts"))
+        h, experts = a.hidden_size, required(a, "num_experts")
+        self.k = required(a, "top_k_experts")
         self.norm = Norm(b, None, h)
         self.proj = b.linear(f"{name}.proj", h, experts)
         self.scale = b.parameter(f"{name}.scale", h)
@@ -186,8 +187,8 @@ class Moe:
         h = a.hidden_size
         self.router = Router(a, b, f"{name}.router")
         act = str(a.get("hidden_activation", "gelu_pytorch_tanh"))
-        width = int(a.get("moe_intermediate_size"))
-        self.experts = Experts(b, f"{name}.experts", int(a.get("num_experts")), h, width, act)
+        width = required(a, "moe_intermediate_size")
+        self.experts = Experts(b, f"{name}.experts", required(a, "num_experts"), h, width, act)
         names = ("post_feedforward_layernorm_1", "post_feedforward_layernorm_2", "pre_feedforward_layernorm_2")
         self.dense_norm, self.after, self.before = (Norm(b, f"{name}.{n}", h) for n in names)
 
