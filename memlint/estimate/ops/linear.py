@@ -98,16 +98,19 @@ def matmul(f: Tape, a: Tensor, b: Tensor, columns: int, *, copy_a: bool = False,
     ``copy_a`` and ``copy_b``: the operand's strides do not let ``matmul`` fold its batch dimensions into one, so it is
     copied first (expand().reshape() in aten/src/ATen/native/LinearAlgebra.cpp).
     """
-    b = to_autocast(f, b)
-    a = to_autocast(f, a)
+    # The call holds its arguments until it returns, also those that autocast or a copy has replaced.
+    right = to_autocast(f, b)
+    left = to_autocast(f, a)
     if copy_a:
-        a = copy(f, a)
+        left = copy(f, left)
     if copy_b:
-        b = copy(f, b)
-    recorded = f.needs(a, b)
-    saved = f.save(a if b.node is not None else None, b if a.node is not None else None) if recorded else ()
-    out = f.new((*a.shape[:-1], columns), a.dtype)
-    return f.record(out, _bmm_backward, (a, b), saved) if recorded else out
+        right = copy(f, right)
+    recorded = f.needs(left, right)
+    kept = (left if right.node is not None else None, right if left.node is not None else None)
+    saved = f.save(*kept) if recorded else ()
+    del kept
+    out = f.new((*left.shape[:-1], columns), left.dtype)
+    return f.record(out, _bmm_backward, (left, right), saved) if recorded else out
 
 
 def _embedding_backward(f: Tape, node: Node, grad: Tensor) -> tuple[Tensor, None]:

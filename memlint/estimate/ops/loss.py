@@ -28,7 +28,6 @@ def cross_entropy(f: Tape, logits: Tensor, labels: Tensor) -> Tensor:
     log_probs = f.like(logits)
     if recorded:
         f.record(log_probs, _log_softmax_backward, (logits,), f.save(log_probs))
-    del logits
     if f.autocast is not None:
         log_probs = cast(f, log_probs, "fp32")
     saved = f.save(log_probs, labels) if recorded else ()
