@@ -46,11 +46,11 @@ These are in the model because a measured row pointed at them, and they were the
 
 None of these is a factor, but each was settled, or kept, after its effect on the rows was known.
 
-* **The interval's share, 83.8 % (93 of 111), is below its bar of 85 %.** It went from 67 % to 85.2 % (then 92 of 108) in
-  steps that were looked for because the share was short. On 2026-11-29, taking one step back at a time gave: the printed
-  figure as a point, 83 rows; no alternative dtype of PEFT's adapters, 90; paged states left in `low`, 91. A fourth step
-  had no source and was given up that day, and two rows with it: see the next point. The median width mixes narrow
-  groups with ms-swift's wide ones: see the table by framework.
+* **The interval's share, 83.8 % (93 of 111), is below its bar of 85 %.** It went from 67 % to 85.2 % (then 92 of 108)
+  in steps that were looked for because the share was short. On 2026-11-29, taking one step back at a time gave: the
+  printed figure as a point, 83 rows; no alternative dtype of PEFT's adapters, 90; paged states left in `low`, 91. A
+  fourth step had no source and was given up that day, and two rows with it: see the next point. The median width mixes
+  narrow groups with ms-swift's wide ones: see the table by framework.
 * **`compile` lowered `low` by half of the logits**, a choice made when two torchtune rows lay just outside; it had no
   source and is gone. What inductor keeps of a loss inside the compiled model was read and compiled instead
   (`memlint/estimate/compiled.py`): the logits in 16 bits, zeros as the gradient of the logits that the model returns,
