@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
+import os
 from typing import Any
 
 import pytest
 
+from memlint import models
 from memlint.estimate.errors import Unsupported
 from memlint.estimate.simulate import run_step
-from memlint.job import replace_fields
+from memlint.job import Training, TrainingJob, replace_fields
+from memlint.models.architecture import Architecture
 from memlint.models.config import read_config
 from tests.estimate.family_points import count, job, names_of, phases_of, simulated, title
 from tests.estimate.traced import peak, points
@@ -134,3 +138,30 @@ def test_dinov2_is_trained_on_crops_smaller_than_its_table_of_positions() -> Non
     crop, whole = (replace_fields(job(run), {"training.image_pixels": side**2}) for side in (224, 518))
     assert run_step(crop).forward_end_bytes == run_step(job(run)).forward_end_bytes
     assert run_step(whole).forward_end_bytes > 5 * run_step(crop).forward_end_bytes
+
+
+def catalogued() -> list[tuple[str, dict[str, Any]]]:
+    """The first bundled config of each model type."""
+    found: dict[str, tuple[str, dict[str, Any]]] = {}
+    with open(os.path.join(os.path.dirname(models.__file__), "catalog.jsonl"), encoding="utf-8") as file:
+        for line in file:
+            entry = json.loads(line)
+            if "config" in entry:
+                found.setdefault(entry["config"]["model_type"], (entry["id"], entry["config"]))
+    return list(found.values())
+
+
+@pytest.mark.parametrize(("name", "config"), catalogued(), ids=[name for name, _ in catalogued()])
+def test_every_bundled_type_is_computed_or_refused_in_a_sentence(name: str, config: dict[str, Any]) -> None:
+    architecture = read_config(config, name)
+    if not isinstance(architecture, Architecture):
+        return
+    objective = {"encoder": "masked-lm", "encoder-decoder": "seq2seq-lm"}.get(architecture.family, "causal-lm")
+    training = Training(sequence_length=64, objective=objective)
+    sentence = ""
+    step = None
+    try:
+        step = run_step(TrainingJob(model=name, architecture=architecture, training=training))
+    except Unsupported as reason:
+        sentence = str(reason)
+    assert "`" in sentence if step is None else step.forward_end_bytes > 0

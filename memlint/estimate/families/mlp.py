@@ -10,6 +10,7 @@ from typing import Any
 from memlint.estimate.build import Build
 from memlint.estimate.engine.tape import Tape, Tensor
 from memlint.estimate.env import Env
+from memlint.estimate.errors import required
 from memlint.estimate.families.norms import Norm
 from memlint.estimate.families.shapes import Shape, flag
 from memlint.estimate.families.xielu import Xielu
@@ -22,7 +23,7 @@ class Mlp:
     """Gated MLP ``down(act(gate(x)) * up(x))``, or a plain two-layer one."""
 
     def __init__(self, a: Architecture, b: Build, name: str, s: Shape) -> None:
-        h, i = a.hidden_size, a.get("intermediate_size")
+        h, i = a.hidden_size, required(a, "intermediate_size")
         bias = flag(a, s.mlp_bias)
         self.shape = s
         self.width = i
