@@ -1,5 +1,5 @@
 """Decoder-only models with multi-head latent attention: deepseek_v2, deepseek_v3 (kimi_k2), deepseek_v32,
-glm4_moe_lite, minicpm3, youtu.
+glm4_moe_lite, glm_moe_dsa, minicpm3, youtu.
 
 Source: transformers 5.24 models/{deepseek_v2,deepseek_v3,glm4_moe_lite,minicpm3,youtu}/modeling_*.py. Keys and values
 come from a low-rank latent; in training it is expanded to all heads, so activations are those of full attention with
@@ -39,6 +39,7 @@ _EXPERTS: dict[str, Any] = {
 MIXTURES: dict[str, Mixture | None] = {
     "deepseek_v3": Mixture(router="grouped", **_EXPERTS),
     "deepseek_v32": Mixture(router="grouped", **_EXPERTS),
+    "glm_moe_dsa": Mixture(router="grouped", **_EXPERTS),
     "deepseek_v2": Mixture(router="grouped-softmax", **_EXPERTS),
     "glm4_moe_lite": Mixture(router="grouped", **_EXPERTS),
     "minicpm3": None,
@@ -99,6 +100,10 @@ def _eager(f: Tape, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, p: flo
     return out.view(b, s, heads * v.shape[-1]), weights
 
 
+INDEXED = ("deepseek_v32", "glm_moe_dsa")
+"""Types whose attention sees what an indexer chooses (families/deepseek_v32.py)."""
+
+
 class LatentAttention:
     """Multi-head latent attention."""
 
@@ -109,7 +114,7 @@ class LatentAttention:
         self.value, self.rank = int(a.get("v_head_dim")), int(a.get("kv_lora_rank"))
         self.dropout = float(a.get("attention_dropout", 0.0))
         self.complex = a.model_type == "deepseek_v2"
-        self.interleave = bool(a.get("rope_interleave", a.model_type in ("deepseek_v3", "deepseek_v32")))
+        self.interleave = bool(a.get("rope_interleave", a.model_type in ("deepseek_v3", *INDEXED)))
         bias = bool(a.get("attention_bias", False))
         rank = a.get("q_lora_rank")
         width = self.heads * (self.nope + self.rope)
@@ -182,8 +187,10 @@ class LatentAttention:
 
 
 def _attention(a: Architecture) -> type[LatentAttention]:
-    if a.model_type != "deepseek_v32":
+    if a.model_type not in INDEXED:
         return LatentAttention
+    if int(a.get("index_topk_freq", 1)) != 1 or "shared" in (a.get("indexer_types") or ()):
+        raise Unsupported(f"no memory model for a `{a.model_type}` whose layers share an indexer's choice yet")
     from memlint.estimate.families.deepseek_v32 import SparseAttention
 
     return SparseAttention
@@ -207,8 +214,8 @@ class Block:
         self.scaled = a.model_type == "minicpm3"
         self.norms = [Norm(b, f"{name}.{n}", h, "llama") for n in ("input_layernorm", "post_attention_layernorm")]
 
-    def __call__(self, f: Tape, x: Tensor) -> Tensor:
-        """x [B, S, H] -> [B, S, H]."""
+    def __call__(self, f: Tape, x: Tensor, chosen: Tensor | None = None) -> Tensor:
+        """x [B, S, H] -> [B, S, H]; ``chosen``: the choice of the layer before, which only the closure holds."""
         env = self.env
         residual = x
         x = self.norms[0](f, env, x)
@@ -244,7 +251,11 @@ class Model(Body):
         env = self.env
         if self.a.model_type != "deepseek_v2":
             super().share(f, x)
-            if self.a.model_type == "deepseek_v32" and env.attention == "sdpa" and not env.padding:
+            if self.a.model_type == "glm_moe_dsa":
+                # Every layer is given the choice of the one before, whether it uses it or not.
+                shape = (*x.shape[:2], min(int(self.a.get("index_topk", 2048)), x.shape[1]))
+                self.layers.before = lambda f, index: (f.new(shape, "int32"),) if index else ()
+            if self.a.model_type in INDEXED and env.attention == "sdpa" and not env.padding:
                 # The indexer needs a mask where sdpa would not.
                 rows, length = x.shape[:2]
                 env.state["masks"]["full"] = f.new((1, 1, length, length), "bool").view(rows, 1, length, length)
