@@ -19,9 +19,6 @@ from tests.estimate.traced import peak, points
 
 POINTS = [*points("traces_further.jsonl"), *points("traces_recent.jsonl")]
 
-LOOSER = {"gemma3n_text": 0.025}
-"""Types off by more than 1 %: what its streams' in-place sums make waits, in part, while a block is recomputed."""
-
 
 def elements(run: dict[str, Any]) -> int:
     """Elements of the model without its adapters."""
@@ -39,11 +36,10 @@ def test_the_simulation_agrees_with_the_trace(run: dict[str, Any]) -> None:
     step = simulated(run)
     assert elements(run) == run["parameters"]
     phases = phases_of(run, step)
-    tolerance = LOOSER.get(run["config"]["model_type"], 0.01)
-    assert peak(phases)[1] == pytest.approx(peak(run["phase_peaks"])[1], rel=tolerance)
+    assert peak(phases)[1] == pytest.approx(peak(run["phase_peaks"])[1], rel=0.01)
     assert step.forward_end_bytes == pytest.approx(run["forward_end_bytes"], rel=0.005)
     for name, traced in run["phase_peaks"].items():
-        assert phases[name] == pytest.approx(traced, rel=tolerance), name
+        assert phases[name] == pytest.approx(traced, rel=0.01), name
 
 
 @pytest.mark.parametrize("run", POINTS, ids=title)
