@@ -218,8 +218,8 @@ class Build:
         return weight
 
     def embedding(self, name: str, rows: int, width: int, *, entry: bool = False) -> Embedding:
-        """nn.Embedding(rows, width). ``entry``: get_input_embeddings names it, so checkpointing hooks its output; it
-        matters where something stands between it and the first layer.
+        """nn.Embedding(rows, width). ``entry``: get_input_embeddings names it, so checkpointing makes its output
+        require gradients (enable_input_require_grads in modeling_utils.py).
         """
         hooked = entry and self.training.checkpointing.mode != "none"
         return Embedding(self.parameter(f"{name}.weight", rows, width), hooked)

@@ -8,8 +8,9 @@ from memlint.estimate.build import Build
 from memlint.estimate.engine.tape import Tape, Tensor
 from memlint.estimate.env import Batch, Env
 from memlint.estimate.families.norms import Norm
+from memlint.estimate.families.pieces import hooked
 from memlint.estimate.families.rotary import rotary_tables
-from memlint.estimate.families.shapes import Shape, scaled_after
+from memlint.estimate.families.shapes import Shape, scaled_inside
 from memlint.estimate.ops.basic import scale
 from memlint.models.architecture import Architecture
 
@@ -24,7 +25,7 @@ class Body:
     def __init__(self, a: Architecture, b: Build, env: Env, s: Shape, *, embed: str = "model.embed_tokens") -> None:
         self.a, self.env, self.shape = a, env, s
         self.rows = b.training.vocab_size or a.vocab_size
-        self.embed = b.embedding(embed, self.rows, a.hidden_size, entry=scaled_after(a, s))
+        self.embed = b.embedding(embed, self.rows, a.hidden_size, entry=not scaled_inside(a, s))
 
     def finish(self, b: Build, width: int, norm: Any = None) -> None:
         """Add the final norm and the two buffers of rotary frequencies, ``width`` rotated columns each."""
@@ -37,7 +38,7 @@ class Body:
         """The model's forward up to its last hidden state."""
         x = self.embed(f, batch.ids)
         if self.shape.embed_scale:
-            x = scale(f, x)
+            x = hooked(f, self.env, scale(f, x))
         return self.body(f, x, batch)
 
     def share(self, f: Tape, x: Tensor) -> None:

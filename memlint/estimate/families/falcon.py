@@ -241,7 +241,7 @@ class Model:
         self.heads = int(a.get("num_attention_heads"))
         self.width = h // self.heads
         self.alibi = bool(a.get("alibi", False))
-        self.embed = b.embedding("transformer.word_embeddings", b.training.vocab_size or a.vocab_size, h)
+        self.embed = b.embedding("transformer.word_embeddings", b.training.vocab_size or a.vocab_size, h, entry=True)
         self.layers = Stack(b, ["block"] * a.num_hidden_layers, lambda build, kind, i: Block(a, build, i, env))
         self.norm = LayerNorm(b, "transformer.ln_f", h)
         b.buffer(self.width // 2 * 4)

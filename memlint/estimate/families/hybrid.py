@@ -252,7 +252,7 @@ class Model:
         self.a, self.env = a, env
         rows = b.training.vocab_size or a.vocab_size
         self.rope = h.rope and (a.model_type != "granitemoehybrid" or a.get("position_embedding_type") == "rope")
-        self.embed = b.embedding(f"model.{h.embed}", rows, a.hidden_size, entry=h.embed_scale)
+        self.embed = b.embedding(f"model.{h.embed}", rows, a.hidden_size, entry=True)
         self.layers = Stack(b, layer_kinds(a), lambda build, kind, index: Block(a, build, kind, index, env, self.rope))
         self.norm = Norm(b, f"model.{h.final_norm}", a.hidden_size, h.shape.norm)
         self.rotary = int((a.get("head_dim") or a.hidden_size // a.get("num_attention_heads")) * partial_rotary(a))

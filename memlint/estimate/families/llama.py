@@ -12,8 +12,9 @@ from memlint.estimate.engine.tape import Tape, Tensor
 from memlint.estimate.env import Batch, Env
 from memlint.estimate.families.mlp import Mlp
 from memlint.estimate.families.norms import Norm
+from memlint.estimate.families.pieces import hooked
 from memlint.estimate.families.rotary import partial_rotary, rotary_tables, rotate_both
-from memlint.estimate.families.shapes import Shape, flag, scaled_after, shape_of
+from memlint.estimate.families.shapes import Shape, flag, scaled_inside, shape_of
 from memlint.estimate.ops.basic import add, cat, dropout, mul, scale, slice_of
 from memlint.estimate.stack import Stack
 from memlint.models.architecture import Architecture
@@ -195,7 +196,7 @@ class Model:
 
     def embedding(self, b: Build, rows: int) -> Any:
         """The token embedding."""
-        return b.embedding("model.embed_tokens", rows, self.a.hidden_size, entry=scaled_after(self.a, self.shape))
+        return b.embedding("model.embed_tokens", rows, self.a.hidden_size, entry=not scaled_inside(self.a, self.shape))
 
     def stack(self, b: Build) -> Any:
         """The layers."""
@@ -205,7 +206,7 @@ class Model:
         """The model's forward up to its last hidden state."""
         x = self.embed(f, batch.ids)
         if self.shape.embed_scale:
-            x = scale(f, x)
+            x = hooked(f, self.env, scale(f, x))
         return self.body(f, x, batch)
 
     def body(self, f: Tape, x: Tensor, batch: Batch) -> Tensor:

@@ -71,7 +71,7 @@ class Body:
     def __init__(self, a: Architecture, b: Build, env: Env) -> None:
         rows = b.training.vocab_size or a.vocab_size
         self.env = env
-        self.embed = b.embedding("backbone.embeddings", rows, a.hidden_size)
+        self.embed = b.embedding("backbone.embeddings", rows, a.hidden_size, entry=True)
         self.layers = Stack(b, ["block"] * a.num_hidden_layers, lambda build, kind, index: Block(a, build, index, env))
         self.norm = Norm(b, "backbone.norm_f", a.hidden_size, "llama")
 

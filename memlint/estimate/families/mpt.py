@@ -100,7 +100,7 @@ class Model:
         self.env = env
         h = a.hidden_size
         self.alibi = (int(a.get("num_attention_heads") or a.get("n_heads")), 1, int(a.get("max_seq_len", 2048)))
-        self.embed = b.embedding("transformer.wte", b.training.vocab_size or a.vocab_size, h)
+        self.embed = b.embedding("transformer.wte", b.training.vocab_size or a.vocab_size, h, entry=True)
         self.layers = Stack(b, ["block"] * a.num_hidden_layers, lambda build, kind, i: Block(a, build, i, env))
         self.norm = LayerNorm(b, "transformer.norm_f", h, bias=False)
 

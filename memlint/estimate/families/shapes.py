@@ -157,9 +157,9 @@ def shape_of(a: Architecture) -> Shape:
     return SHAPES.get(a.model_type, SHAPES["llama"])
 
 
-def scaled_after(a: Architecture, s: Shape) -> bool:
-    """Whether embeddings are scaled outside of their module (granite, minicpm3; not Gemma's)."""
-    return s.embed_scale and "gemma" not in a.model_type
+def scaled_inside(a: Architecture, s: Shape) -> bool:
+    """Whether the embedding module itself scales its output (Gemma's, minicpm3's; not granite's)."""
+    return s.embed_scale and ("gemma" in a.model_type or a.model_type == "minicpm3")
 
 
 def flag(a: Architecture, setting: bool | str) -> bool:
