@@ -17,6 +17,7 @@ from memlint.estimate.engine.graph import Node as Node
 from memlint.estimate.engine.graph import Shape as Shape
 from memlint.estimate.engine.graph import Tensor as Tensor
 from memlint.estimate.engine.pool import ACTIVATIONS, GRADIENTS, TEMPORARIES, Pool, Repeat, Storage
+from memlint.estimate.engine.recompute import checkpoint, replay
 from memlint.units import DTYPE_BYTES
 
 if TYPE_CHECKING:
@@ -158,10 +159,11 @@ class Tape:
             self.pending.add(node)
         root = grad = None  # type: ignore[assignment]
         node = None
-        self._unwind(0)
+        self.unwind(0)
         self.ends.clear()
 
-    def _unwind(self, floor: int) -> None:
+    def unwind(self, floor: int) -> None:
+        """Run the nodes above ``floor`` backwards, the last first."""
         nodes = self.nodes
         while len(nodes) > floor:
             node = nodes.pop()
@@ -169,7 +171,7 @@ class Tape:
                 self._cross(node)
                 continue
             if node.grad is not None:
-                self._execute(node)
+                self.execute(node)
             else:
                 node.saved = ()
         self.component = TEMPORARIES
@@ -184,12 +186,13 @@ class Tape:
                 self.pool.hand_over(node.grad.storage)
         self.pool.leave_repeat(edge.repeat)
 
-    def _execute(self, node: Node) -> None:
+    def execute(self, node: Node) -> None:
+        """Run one node on its gradient and pass the results on."""
         self.pending.discard(node)
         self.component = node.component
         backward = node.backward
         if backward is None:
-            results = self._replay(node)
+            results = replay(self, node)
         else:
             grad = node.grad
             node.grad = None
@@ -243,119 +246,7 @@ class Tape:
         the incoming gradient throughout. ``offload`` keeps the inputs in host memory instead (unsloth's and axolotl's
         checkpoint functions, TRL's activation offloading) and brings them back for the recomputation.
         """
-        if not self.grad_enabled:
-            return run(*inputs)
-        kept = inputs
-        if offload:
-            times = self.pool.repeat.count if self.pool.repeat is not None else 1
-            self.host_bytes += times * sum([t.size for t in inputs])
-            kept = tuple([Tensor(t.shape, t.dtype, None) for t in inputs])
-        else:
-            self.save(*inputs)
-        mark, before, outer = len(self.nodes), self.saves, (self.hollow, self.graphless)
-        hollow = self.hollow
-        self.hollow, self.graphless = True, reentrant or self.graphless
-        self.selection = selection
-        out = run(*inputs)
-        self.hollow, self.graphless = outer
-        self.selection = None
-        tail: list[Any] = []
-        if not reentrant and self.saving >= mark:
-            tail = self.nodes[self.saving + 1 :]
-            while tail and tail[-1] is not out.node:
-                tail.pop()
-        del self.nodes[mark:]
-        plan = (run, None if reentrant else self.saves - before, self.autocast, tail, selection)
-        edges = tuple([t.node for t in inputs])
-        shapes = tuple([(t.shape, t.dtype) for t in inputs])
-        node = Node(None, edges, shapes, () if hollow else kept, plan, self.component)
-        self.nodes.append(node)
-        return Tensor(out.shape, out.dtype, out.storage, node)
-
-    def _replay(self, node: Node) -> list[Tensor | None]:
-        run, limit, autocast, tail, selection = node.meta
-        gates = [Node(None, (), (), (), None, TEMPORARIES) for _ in node.saved]
-        inputs = []
-        for tensor, gate in zip(node.saved, gates):
-            assert tensor is not None
-            storage = tensor.storage or self.new(tensor.shape, tensor.dtype).storage
-            inputs.append(Tensor(tensor.shape, tensor.dtype, storage, gate))
-        tensor = storage = gate = None  # type: ignore[assignment]
-        floor = len(self.nodes)
-        outer = self.autocast, self.cast_cache, self.saves_left
-        self.autocast, self.cast_cache = autocast, {}
-        self.saves_left = None if limit is None else self.saves + limit
-        held_before, self.lingering = self.lingering, []
-        # Without reentry it is the first saved tensor asked for that starts the recomputation: sums, casts and
-        # multiples at the end of the block, which save none, have run before, and their gradients wait.
-        ahead = self._ahead(tail, node) if tail and node.grad is not None else None
-        self.selection = selection.replay() if selection is not None else None
-        out = run(*inputs)
-        self.selection = selection = None
-        self.autocast, self.cast_cache, self.saves_left = outer
-        self.dry = False
-        root = out.node
-        held = None
-        if limit is None:
-            held = (out, node.grad)
-        del out, inputs
-        if ahead is not None:
-            self._carry_on(tail, ahead, root)
-        elif isinstance(root, Node):
-            root.grad = node.grad
-            self.pending.add(root)
-        node.grad = None
-        del root, ahead, tail
-        node.meta = None
-        outer_unpacked, self.unpacked = self.unpacked, limit is not None
-        self._unwind(floor)
-        self.unpacked = outer_unpacked
-        self.release()
-        self.lingering = held_before
-        # The recomputation's closure (its masks and tables) lives until the block's last node has run.
-        del held, run
-        results = [gate.grad for gate in gates]
-        self.pending.difference_update(gates)
-        return results
-
-    def _ahead(self, tail: list[Node], checkpoint: Node) -> dict[int, Node]:
-        """Run the last nodes of a block, which save nothing, on the checkpoint's gradient.
-
-        Returns stand-ins, which hold the gradients, for the nodes of the first run that these lead to, by their id.
-        """
-        stands: dict[int, Node] = {}
-        for node in tail:
-            edges: list[Node | Leaf | None] = []
-            for edge in node.edges:
-                if isinstance(edge, Node):
-                    edge = stands.setdefault(id(edge), Node(None, (), (), (), None, TEMPORARIES))
-                edges.append(edge)
-            stands[id(node)] = Node(node.backward, tuple(edges), node.shapes, (), node.meta, node.component)
-        component = self.component
-        stands[id(tail[-1])].grad = checkpoint.grad
-        checkpoint.grad = None
-        for node in reversed(tail):
-            stand = stands.pop(id(node))
-            if stand.grad is not None:
-                self._execute(stand)
-        self.component = component
-        self.pending.difference_update(stands.values())
-        return stands
-
-    def _carry_on(self, tail: list[Node], stands: dict[int, Node], root: Node) -> None:
-        """Give the gradients that waited to the nodes of the recomputation, whose last ones need not run again."""
-        end = len(self.nodes)
-        while self.nodes[end - 1] is not root:
-            end -= 1
-        start = end - len(tail)
-        for old, new in zip(tail, self.nodes[start:end]):
-            assert isinstance(new, Node)
-            for before, now in zip(old.edges, new.edges):
-                stand = stands.pop(id(before), None)
-                if stand is not None and stand.grad is not None and isinstance(now, Node):
-                    now.grad, stand.grad = stand.grad, None
-                    self.pending.add(now)
-        del self.nodes[start:]
+        return checkpoint(self, run, inputs, reentrant=reentrant, offload=offload, selection=selection)
 
     def _validated(self, grad: Tensor, shape: Shape, dtype: str) -> Tensor:
         """validate_outputs (engine.cpp): sum to the input's shape where it was broadcast, cast to its dtype."""

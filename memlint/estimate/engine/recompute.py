@@ -1,0 +1,145 @@
+"""Activation checkpointing: the forward without what is saved, and its second run in the backward.
+
+Source: torch 2.13 utils/checkpoint.py. Both forms are here: reentrant (CheckpointFunction) and not (saved-tensor hooks
+with early stop).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Callable
+
+from memlint.estimate.engine.graph import Leaf, Node, Tensor
+from memlint.estimate.engine.pool import TEMPORARIES
+
+if TYPE_CHECKING:
+    from memlint.estimate.engine.selective import Selection
+    from memlint.estimate.engine.tape import Tape
+
+
+def checkpoint(
+    tape: Tape,
+    run: Callable[..., Tensor],
+    inputs: tuple[Tensor, ...],
+    *,
+    reentrant: bool,
+    offload: bool,
+    selection: Selection | None,
+) -> Tensor:
+    """See :meth:`Tape.checkpoint`."""
+    if not tape.grad_enabled:
+        return run(*inputs)
+    kept = inputs
+    if offload:
+        times = tape.pool.repeat.count if tape.pool.repeat is not None else 1
+        tape.host_bytes += times * sum([t.size for t in inputs])
+        kept = tuple([Tensor(t.shape, t.dtype, None) for t in inputs])
+    else:
+        tape.save(*inputs)
+    mark, before, outer = len(tape.nodes), tape.saves, (tape.hollow, tape.graphless)
+    hollow = tape.hollow
+    tape.hollow, tape.graphless = True, reentrant or tape.graphless
+    tape.selection = selection
+    out = run(*inputs)
+    tape.hollow, tape.graphless = outer
+    tape.selection = None
+    tail: list[Any] = []
+    if not reentrant and tape.saving >= mark:
+        tail = tape.nodes[tape.saving + 1 :]
+        while tail and tail[-1] is not out.node:
+            tail.pop()
+    del tape.nodes[mark:]
+    plan = (run, None if reentrant else tape.saves - before, tape.autocast, tail, selection)
+    edges = tuple([t.node for t in inputs])
+    shapes = tuple([(t.shape, t.dtype) for t in inputs])
+    node = Node(None, edges, shapes, () if hollow else kept, plan, tape.component)
+    tape.nodes.append(node)
+    return Tensor(out.shape, out.dtype, out.storage, node)
+
+
+def replay(tape: Tape, node: Node) -> list[Tensor | None]:
+    """Run a checkpointed block again and then backwards; the gradients of its inputs."""
+    run, limit, autocast, tail, selection = node.meta
+    gates = [Node(None, (), (), (), None, TEMPORARIES) for _ in node.saved]
+    inputs = []
+    for tensor, gate in zip(node.saved, gates):
+        assert tensor is not None
+        storage = tensor.storage or tape.new(tensor.shape, tensor.dtype).storage
+        inputs.append(Tensor(tensor.shape, tensor.dtype, storage, gate))
+    tensor = storage = gate = None  # type: ignore[assignment]
+    floor = len(tape.nodes)
+    outer = tape.autocast, tape.cast_cache, tape.saves_left
+    tape.autocast, tape.cast_cache = autocast, {}
+    tape.saves_left = None if limit is None else tape.saves + limit
+    held_before, tape.lingering = tape.lingering, []
+    # Without reentry it is the first saved tensor asked for that starts the recomputation: sums, casts and
+    # multiples at the end of the block, which save none, have run before, and their gradients wait.
+    ahead = _ahead(tape, tail, node) if tail and node.grad is not None else None
+    tape.selection = selection.replay() if selection is not None else None
+    out = run(*inputs)
+    tape.selection = selection = None
+    tape.autocast, tape.cast_cache, tape.saves_left = outer
+    tape.dry = False
+    root = out.node
+    held = None
+    if limit is None:
+        held = (out, node.grad)
+    del out, inputs
+    if ahead is not None:
+        _carry_on(tape, tail, ahead, root)
+    elif isinstance(root, Node):
+        root.grad = node.grad
+        tape.pending.add(root)
+    node.grad = None
+    del root, ahead, tail
+    node.meta = None
+    outer_unpacked, tape.unpacked = tape.unpacked, limit is not None
+    tape.unwind(floor)
+    tape.unpacked = outer_unpacked
+    tape.release()
+    tape.lingering = held_before
+    # The recomputation's closure (its masks and tables) lives until the block's last node has run.
+    del held, run
+    results = [gate.grad for gate in gates]
+    tape.pending.difference_update(gates)
+    return results
+
+
+def _ahead(tape: Tape, tail: list[Node], checkpoint: Node) -> dict[int, Node]:
+    """Run the last nodes of a block, which save nothing, on the checkpoint's gradient.
+
+    Returns stand-ins, which hold the gradients, for the nodes of the first run that these lead to, by their id.
+    """
+    stands: dict[int, Node] = {}
+    for node in tail:
+        edges: list[Node | Leaf | None] = []
+        for edge in node.edges:
+            if isinstance(edge, Node):
+                edge = stands.setdefault(id(edge), Node(None, (), (), (), None, TEMPORARIES))
+            edges.append(edge)
+        stands[id(node)] = Node(node.backward, tuple(edges), node.shapes, (), node.meta, node.component)
+    component = tape.component
+    stands[id(tail[-1])].grad = checkpoint.grad
+    checkpoint.grad = None
+    for node in reversed(tail):
+        stand = stands.pop(id(node))
+        if stand.grad is not None:
+            tape.execute(stand)
+    tape.component = component
+    tape.pending.difference_update(stands.values())
+    return stands
+
+
+def _carry_on(tape: Tape, tail: list[Node], stands: dict[int, Node], root: Node) -> None:
+    """Give the gradients that waited to the nodes of the recomputation, whose last ones need not run again."""
+    end = len(tape.nodes)
+    while tape.nodes[end - 1] is not root:
+        end -= 1
+    start = end - len(tail)
+    for old, new in zip(tail, tape.nodes[start:end]):
+        assert isinstance(new, Node)
+        for before, now in zip(old.edges, new.edges):
+            stand = stands.pop(id(before), None)
+            if stand is not None and stand.grad is not None and isinstance(now, Node):
+                now.grad, stand.grad = stand.grad, None
+                tape.pending.add(now)
+    del tape.nodes[start:]
