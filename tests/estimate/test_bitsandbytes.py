@@ -10,8 +10,7 @@ from memlint.estimate.engine.pool import rounded
 from memlint.estimate.result import Estimate
 from memlint.estimate.simulate import run_step, simulate
 from memlint.job import Lora, Precision, Quantization, Training, TrainingJob, replace_fields
-from memlint.models.architecture import Architecture
-from memlint.models.config import read_config
+from tests.estimate.jobs import architecture
 
 HIDDEN, INNER, LAYERS, TOKENS = 128, 384, 5, 256
 
@@ -21,16 +20,14 @@ checkpointing makes the embeddings require one (transformers' enable_input_requi
 
 
 def job(**changes: Any) -> TrainingJob:
-    config = {
-        "model_type": "llama",
-        "hidden_size": HIDDEN,
-        "intermediate_size": INNER,
-        "num_hidden_layers": LAYERS,
-        "num_attention_heads": 4,
-        "vocab_size": 1000,
-    }
-    architecture = read_config(config)
-    assert isinstance(architecture, Architecture)
+    shape = architecture(
+        hidden_size=HIDDEN,
+        intermediate_size=INNER,
+        num_hidden_layers=LAYERS,
+        num_attention_heads=4,
+        num_key_value_heads=4,
+        vocab_size=1000,
+    )
     training = Training(
         method="lora",
         lora=Lora(rank=4),
@@ -38,7 +35,7 @@ def job(**changes: Any) -> TrainingJob:
         precision=Precision(weights="bf16", autocast="bf16"),
         sequence_length=TOKENS,
     )
-    return replace_fields(TrainingJob(model="m", architecture=architecture, training=training), changes)
+    return replace_fields(TrainingJob(model="m", architecture=shape, training=training), changes)
 
 
 def estimate(**changes: Any) -> Estimate:

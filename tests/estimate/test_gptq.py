@@ -7,8 +7,7 @@ from typing import Any
 from memlint.estimate.result import Estimate
 from memlint.estimate.simulate import simulate
 from memlint.job import Lora, Precision, Quantization, Training, TrainingJob, replace_fields
-from memlint.models.architecture import Architecture
-from memlint.models.config import read_config
+from tests.estimate.jobs import architecture
 
 HIDDEN, INNER, LAYERS = 512, 1024, 3
 LAYER = 4 * HIDDEN * HIDDEN + 3 * HIDDEN * INNER
@@ -19,20 +18,17 @@ NF4: dict[str, Any] = {"training.quantization.type": "nf4"}
 
 
 def estimate(version: str, **changes: Any) -> Estimate:
-    architecture = read_config(
-        {
-            "model_type": "llama",
-            "hidden_size": HIDDEN,
-            "intermediate_size": INNER,
-            "num_hidden_layers": LAYERS,
-            "num_attention_heads": 4,
-            "vocab_size": 1000,
-        }
+    shape = architecture(
+        hidden_size=HIDDEN,
+        intermediate_size=INNER,
+        num_hidden_layers=LAYERS,
+        num_attention_heads=4,
+        num_key_value_heads=4,
+        vocab_size=1000,
     )
-    assert isinstance(architecture, Architecture)
     job = TrainingJob(
         model="m",
-        architecture=architecture,
+        architecture=shape,
         versions={"transformers": version},
         training=Training(
             method="qlora",

@@ -9,8 +9,7 @@ import pytest
 from memlint.estimate.result import Estimate
 from memlint.estimate.simulate import run_step, simulate
 from memlint.job import Lora, Precision, Quantization, Training, TrainingJob, replace_fields
-from memlint.models.architecture import Architecture
-from memlint.models.config import read_config
+from tests.estimate.jobs import architecture
 
 HIDDEN, WIDTH, EXPERTS, LAYERS = 256, 512, 8, 3
 ELEMENTS = EXPERTS * 3 * HIDDEN * WIDTH
@@ -18,24 +17,20 @@ ELEMENTS = EXPERTS * 3 * HIDDEN * WIDTH
 
 
 def job(model_type: str, experts: str, **changes: Any) -> TrainingJob:
-    architecture = read_config(
-        {
-            "model_type": model_type,
-            "hidden_size": HIDDEN,
-            "intermediate_size": WIDTH,
-            "intermediate_size_mlp": WIDTH,
-            "moe_intermediate_size": WIDTH,
-            "num_hidden_layers": LAYERS,
-            "num_attention_heads": 4,
-            "num_key_value_heads": 4,
-            "vocab_size": 1000,
-            "num_experts": EXPERTS,
-            "num_local_experts": EXPERTS,
-            "num_experts_per_tok": 1,
-            "interleave_moe_layer_step": 1,
-        }
+    shape = architecture(
+        model_type=model_type,
+        hidden_size=HIDDEN,
+        intermediate_size=WIDTH,
+        intermediate_size_mlp=WIDTH,
+        moe_intermediate_size=WIDTH,
+        num_hidden_layers=LAYERS,
+        num_attention_heads=4,
+        vocab_size=1000,
+        num_experts=EXPERTS,
+        num_local_experts=EXPERTS,
+        num_experts_per_tok=1,
+        interleave_moe_layer_step=1,
     )
-    assert isinstance(architecture, Architecture)
     training = Training(
         method="qlora",
         lora=Lora(rank=4, targets=("q_proj",)),
@@ -43,7 +38,7 @@ def job(model_type: str, experts: str, **changes: Any) -> TrainingJob:
         precision=Precision(weights="bf16", autocast="bf16"),
         sequence_length=64,
     )
-    return replace_fields(TrainingJob(model="m", architecture=architecture, training=training), changes)
+    return replace_fields(TrainingJob(model="m", architecture=shape, training=training), changes)
 
 
 def estimate(*arguments: Any, **changes: Any) -> Estimate:
