@@ -12,11 +12,15 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import os
 import sys
 
 from benchmarks.accuracy.measured import Prediction, predict_file
 from benchmarks.accuracy.oracle import Comparison, compare_all
 from benchmarks.accuracy.tables import measured_tables, oracle_tables
+
+GRID = os.path.join(os.path.dirname(__file__), "grid_points.jsonl")
+"""Traced points of the grid, which every page shows."""
 
 
 def arguments() -> argparse.Namespace:
@@ -24,7 +28,7 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.accuracy", description="accuracy of the predictions")
     parser.add_argument("--oracle", metavar="FILE", help="traced reference points, JSON lines")
     parser.add_argument("--measured", metavar="FILE", help="published measurements, CSV")
-    parser.add_argument("--grid", metavar="FILE", help="results of benchmarks.accuracy.grid, JSON lines")
+    parser.add_argument("--grid", metavar="FILE", help="what benchmarks.accuracy.grid wrote, JSON lines")
     parser.add_argument("--objectives", metavar="DIR", help="folder of the traced trainers' points (tests/estimate)")
     parser.add_argument("--peers", metavar="DIR", help="make a virtual environment here and compare with other tools")
     parser.add_argument("--docs", metavar="FILE", help="also write the tables as this page")
@@ -46,10 +50,11 @@ def main() -> int:
             comparisons = list(compare_all(options.oracle))
             lines += ["## Against the traced real code", ""]
             lines += oracle_tables(comparisons, min(options.worst, 10))
-        if options.grid:
+        grid = options.grid or (GRID if options.docs else None)
+        if grid:
             from benchmarks.accuracy.grid_tables import grid_tables
 
-            lines += ["## Against our own trace, over a grid of types and setups", "", *grid_tables(options.grid)]
+            lines += ["## Against our own trace, over a grid of types and setups", "", *grid_tables(grid)]
         if options.objectives:
             from benchmarks.objectives.tables import objective_tables
 
