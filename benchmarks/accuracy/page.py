@@ -35,8 +35,10 @@ These are in the model because a measured row pointed at them, and they were the
 
 * **litgpt** casts the logits of each piece to fp32 on leaving the model (lightning's `convert_output`), and its loop
   still holds the last micro batch's logits while the next forward runs.
-* **bitsandbytes up to 0.43** keeps every 4-bit product's input in `ctx.tensors`, which lives as long as the loss: QLoRA
-  then needs more than LoRA beyond the weights it saves.
+* **bitsandbytes up to 0.43.1** keeps every 4-bit product's input in `ctx.tensors`, which lives as long as the loss, and
+  8-bit products do to this day: QLoRA then needs more than LoRA beyond the weights it saves, also under checkpointing
+  unless that is reentrant (ms-swift's is not).
+* **auto_gptq** unpacks a weight by torch ops, and its product saves the unpacked one for the backward.
 * `index_copy_` saves its source, so litgpt's zero padding of q and v keeps the padded branch.
 * **torchtune** gathers the gradients of the eight head pieces in one input buffer; a compiled layer keeps products and
   whatever its backward must lay down anyway.
