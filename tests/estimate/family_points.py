@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from memlint.estimate.build import Build
 from memlint.estimate.env import Env
 from memlint.estimate.families import registry
@@ -72,3 +74,23 @@ def count(config: dict[str, Any], head: str = "causal") -> int:
     build = Build(start)
     registry.build_model(start, build, Env.of(start, None))
     return sum(record.count * record.numel for record in build.records)
+
+
+def agrees_with_its_trace(run: dict[str, Any]) -> None:
+    """Hold parameters, peak, phase and every phase of a simulated run to its traced point."""
+    step = simulated(run)
+    assert parameters_of(step) == run["parameters"]
+    phase, reference = traced.peak(run["phase_peaks"])
+    predicted_phase, predicted = traced.peak(phases_of(run, step))
+    assert predicted == pytest.approx(reference, rel=0.001)
+    assert predicted_phase == phase
+    assert step.forward_end_bytes == pytest.approx(run["forward_end_bytes"], rel=0.002)
+    for name, reference in run["phase_peaks"].items():
+        assert phases_of(run, step)[name] == pytest.approx(reference, rel=0.005), name
+
+
+def is_extended_exactly(run: dict[str, Any]) -> None:
+    """Hold a run that extends one layer for all equal ones to the run of every layer."""
+    short, full = simulated(run), simulated(run, full=True)
+    assert [(p.phase, p.peak_bytes) for p in short.timeline] == [(p.phase, p.peak_bytes) for p in full.timeline]
+    assert short.forward_end_bytes == full.forward_end_bytes

@@ -7,8 +7,15 @@ from typing import Any
 import pytest
 
 from memlint.estimate.errors import Unsupported
-from tests.estimate.family_points import count, names_of, parameters_of, phases_of, simulated, title
-from tests.estimate.traced import peak, points
+from tests.estimate.family_points import (
+    agrees_with_its_trace,
+    count,
+    is_extended_exactly,
+    names_of,
+    simulated,
+    title,
+)
+from tests.estimate.traced import points
 
 POINTS = [*points("traces_encoders.jsonl"), *points("traces_seq2seq.jsonl")]
 
@@ -81,22 +88,12 @@ def saved(run: dict[str, Any]) -> int:
 
 @pytest.mark.parametrize("run", POINTS, ids=title)
 def test_the_simulation_agrees_with_the_trace(run: dict[str, Any]) -> None:
-    step = simulated(run)
-    assert parameters_of(step) == run["parameters"]
-    phase, traced = peak(run["phase_peaks"])
-    predicted_phase, predicted = peak(phases_of(run, step))
-    assert predicted == pytest.approx(traced, rel=0.001)
-    assert predicted_phase == phase
-    assert step.forward_end_bytes == pytest.approx(run["forward_end_bytes"], rel=0.002)
-    for name, traced in run["phase_peaks"].items():
-        assert phases_of(run, step)[name] == pytest.approx(traced, rel=0.005), name
+    agrees_with_its_trace(run)
 
 
 @pytest.mark.parametrize("run", POINTS, ids=title)
 def test_one_layer_stands_for_all_equal_ones(run: dict[str, Any]) -> None:
-    short, full = simulated(run), simulated(run, full=True)
-    assert [(p.phase, p.peak_bytes) for p in short.timeline] == [(p.phase, p.peak_bytes) for p in full.timeline]
-    assert short.forward_end_bytes == full.forward_end_bytes
+    is_extended_exactly(run)
 
 
 @pytest.mark.parametrize(
