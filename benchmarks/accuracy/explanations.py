@@ -35,9 +35,9 @@ _ROWS: dict[str, str] = {
     "axolotl-004": "the README says `about`; 0.2 GiB above the interval. Whether a fused expert kernel ran, which unpacks "
     "in pieces of its own, is not stated",
     "axolotl-009": "the README says `about`; 0.3 GiB below the interval, and the release that printed it is not stated",
-    "axolotl-021": "a table of peak VRAM of the whole process. 27.8 B parameters pass through 51.8 GiB of half precision "
-    "while transformers 5.0 to 5.3 load and quantise them (memlint/estimate/loading.py); the release that printed "
-    "47 GiB is not stated. The step itself needs half of it",
+    "axolotl-021": "a table of peak VRAM of the whole process, printed in March 2026 under transformers 5.3 or older, whose "
+    "loader may hold the whole model in half precision, 51.8 GiB, before it quantises (memlint/estimate/loading.py): the "
+    "high end of the interval. The step itself needs half of it",
     "axolotl-001": "the README says `about`; the prediction takes the nearest known activation for xIELU",
     "axoold-001": "README of July 2023, `about 17 GB`; versions of transformers, peft and xformers are not stated",
     "hfdoc-001": "the driver's figure on a V100 with eager kernel loading: the page itself gives 1343 MiB for the "

@@ -306,9 +306,18 @@ def _quantization(row: Row) -> Quantization | None:
     return None
 
 
+PRINTED = {"examples/qwen3.5/": "5.3"}
+"""Page of a source -> newest transformers its figures can have run on, where that is older than the page's own date.
+
+axolotl: the table of examples/qwen3.5 came with its pull requests 3442 and 3499 (6 to 20 March 2026), and axolotl
+required 5.4 from pull request 3562 on (31 March 2026).
+"""
+
+
 def _versions(row: Row) -> dict[str, str]:
     text = row["framework_version_or_date"]
-    versions = {"transformers": transformers_version(row.date)}
+    printed = [version for page, version in PRINTED.items() if page in row["source"]]
+    versions = {"transformers": printed[0] if printed else transformers_version(row.date)}
     torch = re.search(r"torch (\d+\.\d+)", text)
     if torch:
         versions["torch"] = torch.group(1)

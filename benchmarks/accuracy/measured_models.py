@@ -94,12 +94,6 @@ SHAPES: tuple[tuple[str, dict[str, Any], str], ...] = (
     (r"baichuan2-7b", _baichuan(4096, 32, 11008), "baichuan-inc/Baichuan2-7B-Chat config.json"),
     (r"baichuan2-13b", _baichuan(5120, 40, 13696), "baichuan-inc/Baichuan2-13B-Chat config.json"),
     (r"chatglm3-6b", _llama(4096, 28, 32, 2, 13696, 65024), "THUDM/chatglm3-6b config.json"),
-    (
-        r"hunyuan-0\.5b",
-        _llama(1024, 24, 16, 8, 3584, 120818, head_dim=128, tie_word_embeddings=True),
-        "tencent/Hunyuan-0.5B-Instruct config.json",
-    ),
-    (r"afm-4\.5b", _llama(2560, 36, 20, 4, 18432, 128004), "arcee-ai/AFM-4.5B config.json"),
 )
 """Models whose code came with the checkpoint, or that the catalog lacks, as the nearest shape transformers runs."""
 

@@ -101,6 +101,33 @@ def mamba(width: int, layers: int) -> dict[str, Any]:
     return {"model_type": "mamba", "vocab_size": 50280, "hidden_size": width, "num_hidden_layers": layers}
 
 
+def hunyuan(width: int, layers: int, heads: int, groups: int, inner: int) -> dict[str, Any]:
+    return {
+        **llama(width, layers, heads, groups, inner, 120818),
+        "model_type": "hunyuan_v1_dense",
+        "head_dim": 128,
+        "tie_word_embeddings": True,
+        "max_position_embeddings": 32768,
+        **BF16,
+    }
+
+
+def ministral3(width: int, layers: int, inner: int, *, tied: bool = False) -> dict[str, Any]:
+    """Ministral 3 of December 2025 with its image tower; 3.4, 8.5 and 13.5 B of language model."""
+    return {
+        "model_type": "mistral3",
+        "text_config": {
+            **llama(width, layers, 32, 8, inner, 131072),
+            "model_type": "ministral3",
+            "head_dim": 128,
+            "max_position_embeddings": 262144,
+            "tie_word_embeddings": tied,
+        },
+        "tie_word_embeddings": tied,
+        **BF16,
+    }
+
+
 def granite_attention(width: int, layers: int, heads: int, groups: int, inner: int) -> dict[str, Any]:
     return {
         "model_type": "granitemoehybrid",
@@ -445,6 +472,24 @@ SHAPES: dict[str, dict[str, Any]] = {
         **BF16,
     },
     "mistralai/Mistral-Small-4-119B-2603": {"model_type": "mistral4", **BF16},
+    "arcee-ai/AFM-4.5B": {
+        "model_type": "arcee",
+        "vocab_size": 128004,
+        "hidden_size": 2560,
+        "num_hidden_layers": 36,
+        "num_attention_heads": 20,
+        "num_key_value_heads": 4,
+        "intermediate_size": 18432,
+        "max_position_embeddings": 65536,
+        **BF16,
+    },
+    "tencent/Hunyuan-0.5B-Instruct": hunyuan(1024, 24, 16, 8, 3584),
+    "tencent/Hunyuan-1.8B-Instruct": hunyuan(2048, 32, 16, 4, 6144),
+    "tencent/Hunyuan-4B-Instruct": hunyuan(3072, 36, 32, 8, 8192),
+    "tencent/Hunyuan-7B-Instruct": {**hunyuan(4096, 32, 32, 8, 14336), "vocab_size": 128167},
+    "mistralai/Ministral-3-3B-Base-2512": ministral3(3072, 26, 9216, tied=True),
+    "mistralai/Ministral-3-8B-Base-2512": ministral3(4096, 34, 14336),
+    "mistralai/Ministral-3-14B-Base-2512": ministral3(5120, 40, 16384),
     "ai21labs/Jamba-v0.1": {"model_type": "jamba", **BF16},
     "ibm-granite/granite-4.0-350m": granite_attention(1024, 28, 16, 4, 2048),
     "ibm-granite/granite-4.0-micro": granite_attention(2560, 40, 40, 8, 8192),

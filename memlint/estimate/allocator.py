@@ -11,13 +11,14 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from random import Random
-from typing import Sequence
+from typing import Any, Sequence
 
 from memlint.estimate.adapters import keeps_input
 from memlint.estimate.engine.pool import Storage, rounded
 from memlint.estimate.engine.tape import Tape
 from memlint.hardware.overheads import cublas_workspace_bytes
 from memlint.job import TrainingJob, replace_fields
+from memlint.models.architecture import Architecture
 from memlint.records import replace
 from memlint.units import DTYPE_BYTES, MIB
 
@@ -230,7 +231,7 @@ def _steps(
     assert architecture is not None
     layers = architecture.num_hidden_layers
     alike = training.checkpointing.mode == "full" and (training.checkpointing.reentrant or not keeps_input(job))
-    depth = min(layers, DEPTH) if alike else layers
+    depth = _depth(architecture) if alike else layers
     whole = run_step(job, capability)
     static: list[int] = []
     one_list: list[int] = []
@@ -252,8 +253,7 @@ def _steps(
     lists = round((step.peak_bytes - step.end_bytes) / max(1, sum(one_list)))
     shallow = replace_fields(job, {"training.gradient_accumulation_steps": 2})
     if depth < layers:
-        config = {**architecture.config, "num_hidden_layers": depth}
-        shallow = replace(shallow, architecture=replace(architecture, num_hidden_layers=depth, config=config))
+        shallow = replace(shallow, architecture=_first_layers(architecture, depth))
     width = architecture.hidden_size * DTYPE_BYTES[training.precision.weights]
     steps: dict[int, list[Event]] = {}
     for length in quantile_lengths(job):
@@ -266,3 +266,25 @@ def _steps(
         saved = rounded(training.micro_batch_size * length * width)
         steps[length] = [(-2 - index, saved) for index in range(layers - depth)] + tape.events
     return static, states, lists * one_list, steps
+
+
+def _per_layer(architecture: Architecture) -> dict[str, Sequence[Any]]:
+    """Keys of a config that say something of each layer (``layer_types``), with their lists."""
+    layers = architecture.num_hidden_layers
+    config = architecture.config
+    return {key: v for key, v in config.items() if isinstance(v, (list, tuple)) and len(v) == layers}
+
+
+def _depth(architecture: Architecture) -> int:
+    """Layers to run: DEPTH, or as many as hold a layer of every kind."""
+    depth = min(architecture.num_hidden_layers, DEPTH)
+    for kinds in _per_layer(architecture).values():
+        depth = max([depth, *[kinds.index(kind) + 1 for kind in kinds]])
+    return depth
+
+
+def _first_layers(architecture: Architecture, depth: int) -> Architecture:
+    """The model of an architecture's first ``depth`` layers."""
+    cut = {key: kinds[:depth] for key, kinds in _per_layer(architecture).items()}
+    config = {**architecture.config, **cut, "num_hidden_layers": depth}
+    return replace(architecture, num_hidden_layers=depth, config=config)
