@@ -24,6 +24,7 @@ from unittest import mock
 
 import torch
 
+from benchmarks.accuracy import media
 from memlint.estimate.simulate import run_step
 from memlint.measure.trace.settings import LoraSettings, TraceSettings
 from tests.estimate.test_vision_family import SETUPS, job
@@ -41,6 +42,8 @@ TRACED: dict[str, dict[str, Any]] = {
 }
 
 
+TOKENS = {"mllama": "image_token_index", "qwen2_audio": "audio_token_index", "voxtral": "audio_token_id"}
+"""Fields that name the token of an image or of sound, where it is not image_token_id."""
 PADDED_TYPES = ("gemma4",)
 """Types whose images are padded, so that masks are made; the trace takes the text as padded too."""
 
@@ -143,7 +146,10 @@ def _idefics_features(self: Any, pixels: torch.Tensor, mask: Any = None, **optio
 
 def _given(kind: str, setup: str) -> tuple[dict[str, Any], list[tuple[Any, str, Any]]]:
     """Inputs beside ids and labels, and what replaces the model's looks at data."""
-    module: Any = importlib.import_module(f"transformers.models.{kind}.modeling_{kind}")
+    if kind in media.GIVEN:
+        return media.GIVEN[kind]()
+    name = CONFIGS[kind]["model_type"].removesuffix("_thinker")
+    module: Any = importlib.import_module(f"transformers.models.{name}.modeling_{name}")
     patches: list[tuple[Any, str, Any]] = []
     if hasattr(module, "torch_compilable_check"):
         patches.append((module, "torch_compilable_check", lambda *args, **options: None))
@@ -164,7 +170,7 @@ def _given(kind: str, setup: str) -> tuple[dict[str, Any], list[tuple[Any, str, 
         ]
     elif kind == "gemma4":
         return _gemma4(module, patches)
-    elif kind == "mistral3":
+    elif kind in ("mistral3", "llava_pixtral"):
         inputs["image_sizes"] = Numbers([(side, side)] * ROWS)
         patches.append((torch, "as_tensor", _as_tensor))
     elif kind == "llama4":
@@ -206,8 +212,13 @@ def _qwen(kind: str, module: Any, patches: list[tuple[Any, str, Any]]) -> tuple[
         ),
     }
     patches += [(module, name, value) for name, value in replaced.items() if hasattr(module, name)]
-    if kind.startswith("qwen3_vl"):
-        text = module.Qwen3VLTextModel if kind == "qwen3_vl" else module.Qwen3VLMoeTextModel
+    texts = {
+        "qwen3_vl": "Qwen3VLTextModel",
+        "qwen3_vl_moe": "Qwen3VLMoeTextModel",
+        "qwen3_omni_moe_thinker": "Qwen3OmniMoeThinkerTextModel",
+    }
+    if kind in texts:
+        text = getattr(module, texts[kind])
         patches.append((text, "_deepstack_process", _deepstack))
     pixels = torch.empty(count, 3 * 2 * patch**2, device="cuda")
     grid = Numbers([(1, side, side)] * ROWS)
@@ -254,11 +265,14 @@ def traced(kind: str, setup: str) -> Any:
                 stack.enter_context(mock.patch.object(owner, name, value, create=name == "image_outputs"))
             return {"input_ids": _ids(ROWS, LENGTH), "labels": _ids(ROWS, LENGTH), **given}
 
-        stack.enter_context(mock.patch.dict(build_module.HEADS, {"causal": "AutoModelForImageTextToText"}))
+        head = "AutoModelForMultimodalLM" if kind in media.AUDIO else "AutoModelForImageTextToText"
+        stack.enter_context(mock.patch.dict(build_module.HEADS, {"causal": head}))
+        if kind in media.AUDIO:
+            stack.enter_context(mock.patch.object(run_module, "make_model", media.trained(run_module.make_model)))
         stack.enter_context(mock.patch.object(run_module, "make_inputs", inputs))
         stack.enter_context(mock.patch.object(run_module, "label", only_tensors))
         stack.enter_context(mock.patch.object(torch.Tensor, "masked_scatter", _scatter))
-        config = {**CONFIGS[kind], "image_token_index" if kind == "mllama" else "image_token_id": 5}
+        config = {**CONFIGS[kind], TOKENS.get(kind, "image_token_id"): 5}
         padding = kind in PADDED_TYPES
         settings = TraceSettings(batch=ROWS, seq=LENGTH, optimizer="sgd", padding=padding, **TRACED[setup])
         return run_module.trace(config, settings, every_layer=True)

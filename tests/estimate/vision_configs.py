@@ -69,6 +69,21 @@ _DELTA: dict[str, Any] = {
 }
 _CLIP = {"model_type": "clip_vision_model"}
 _SIGLIP = {"model_type": "siglip_vision_model", "vision_use_head": False}
+_SIGLIP2: dict[str, Any] = {
+    "model_type": "siglip2_vision_model",
+    "hidden_size": 256,
+    "intermediate_size": 1024,
+    "num_hidden_layers": 6,
+    "num_attention_heads": 4,
+}
+_OMNI_AUDIO: dict[str, Any] = {
+    "encoder_layers": 3,
+    "encoder_attention_heads": 4,
+    "encoder_ffn_dim": 512,
+    "d_model": 256,
+    "max_source_positions": 200,
+    "output_dim": 512,
+}
 _GLM: dict[str, Any] = {
     "depth": 5,
     "hidden_size": 256,
@@ -207,6 +222,76 @@ CONFIGS: dict[str, dict[str, Any]] = {
             "vision_output_dim": 512,
         },
     },
+    "llava_pixtral": _joined(
+        "llava",
+        {"model_type": "mistral", "head_dim": 64, "sliding_window": None},
+        {"model_type": "pixtral"},
+        vision_feature_layer=-1,
+        vision_feature_select_strategy="full",
+    ),
+    "lfm2_vl": {
+        "model_type": "lfm2_vl",
+        "tie_word_embeddings": True,
+        "projector_hidden_size": 640,
+        "text_config": {
+            **TEXT,
+            "model_type": "lfm2",
+            "num_hidden_layers": 6,
+            "layer_types": ["conv", "conv", "full_attention"] * 2,
+            "tie_word_embeddings": True,
+        },
+        "vision_config": {**_SIGLIP2, "vision_use_head": False},
+    },
+    "qwen2_audio": {
+        "model_type": "qwen2_audio",
+        "text_config": {**TEXT, "model_type": "qwen2"},
+        "audio_config": {
+            "model_type": "qwen2_audio_encoder",
+            "encoder_layers": 5,
+            "encoder_attention_heads": 4,
+            "encoder_ffn_dim": 1024,
+            "d_model": 256,
+            "max_source_positions": 200,
+        },
+    },
+    "voxtral": {
+        "model_type": "voxtral",
+        "text_config": {**TEXT, "model_type": "llama", "head_dim": 64},
+        "audio_config": {
+            "model_type": "voxtral_encoder",
+            "num_hidden_layers": 5,
+            "num_attention_heads": 4,
+            "intermediate_size": 1024,
+            "hidden_size": 256,
+            "max_source_positions": 200,
+        },
+    },
+    "qwen2_5_omni_thinker": {
+        **_qwen(
+            "qwen2_5_omni_thinker",
+            [8, 12, 12],
+            {
+                "depth": 6,
+                "hidden_size": 256,
+                "intermediate_size": 704,
+                "out_hidden_size": 512,
+                "fullatt_block_indexes": [2, 5],
+            },
+        ),
+        "audio_config": _OMNI_AUDIO,
+    },
+    "qwen3_omni_moe_thinker": {
+        **_qwen(
+            "qwen3_omni_moe_thinker",
+            [12, 10, 10],
+            _QWEN3,
+            head_dim=64,
+            num_experts=8,
+            num_experts_per_tok=2,
+            moe_intermediate_size=256,
+        ),
+        "audio_config": {**_OMNI_AUDIO, "downsample_hidden_size": 64},
+    },
     "mllama": {
         "model_type": "mllama",
         "tie_word_embeddings": False,
@@ -242,6 +327,9 @@ PIXELS = {
     "qwen3_5": 320**2,
     "qwen3_5_moe": 320**2,
     "llava_next": 224**2,
+    "lfm2_vl": 512**2,
+    "qwen2_5_omni_thinker": 280**2,
+    "qwen3_omni_moe_thinker": 320**2,
 }
 """Pixels of the traced image where the tower does not fix them (20 x 20 patches; 2 x 2 tiles and the whole)."""
 FIXED = 224**2
@@ -264,12 +352,19 @@ PEAKS: dict[str, dict[str, int]] = {
     "internvl": {"bf16": 309487104, "autocast": 450436096, "checkpointing": 172217856, "lora": 387495424},
     "mistral3": {"bf16": 329801728, "autocast": 480635904, "checkpointing": 176943104, "lora": 410361856},
     "llama4": {"bf16": 412831232, "autocast": 609270272, "checkpointing": 191222272},
+    "llava_pixtral": {"bf16": 329206272, "autocast": 478726144, "checkpointing": 176352768, "lora": 410315264},
+    "lfm2_vl": {"bf16": 414705152, "autocast": 566178816, "checkpointing": 184440320, "lora": 541828608},
+    "qwen2_audio": {"bf16": 244699136, "autocast": 419096576, "checkpointing": 131140608, "lora": 318552576},
+    "voxtral": {"bf16": 296854016, "autocast": 432795136, "checkpointing": 170084352, "lora": 368954880},
+    "qwen2_5_omni_thinker": {"bf16": 352363008, "autocast": 502255616, "checkpointing": 185327104, "lora": 438610432},
+    "qwen3_omni_moe_thinker": {"bf16": 374098432, "autocast": 569640960, "checkpointing": 210686976},
     "mllama": {"bf16": 334572544, "autocast": 486425600, "checkpointing": 191551488, "lora": 403301376},
 }
 """Peak bytes of the second step of transformers 5.24's own code on fake CUDA tensors (memlint.measure.trace, torch
 2.13): two rows of 512 tokens with one image each, SGD, no padding. What depends on data was given: grids, window order
 and the equality of token counts; ``masked_scatter`` ran with the gradients that derivatives.yaml states. Llama 4 has no
-adapter on all linear layers: its router is one that returns two tensors, which PEFT cannot wrap.
+adapter on all linear layers: its router is one that returns two tensors, which PEFT cannot wrap; nor has Qwen3-Omni,
+whose audio layers have the same fault. Of types that hear, an image is a clip, and the positions of the encoder train.
 """
 
 PADDED = {"bf16": 1277646336, "autocast": 1456064512, "lora": 1325951488}

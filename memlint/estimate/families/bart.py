@@ -21,7 +21,7 @@ from memlint.units import DTYPE_BYTES
 POSITION_OFFSET = 2
 """Rows that BartLearnedPositionalEmbedding adds."""
 
-PRE_NORM = ("mbart", "pegasus", "whisper", "blenderbot", "m2m_100")
+PRE_NORM = ("mbart", "pegasus", "whisper", "blenderbot", "m2m_100", "qwen2_audio_encoder", "voxtral_encoder")
 """Norms before the branches, and one after the last layer."""
 
 PLAIN_TABLES = ("pegasus", "marian", "blenderbot", "blenderbot-small")

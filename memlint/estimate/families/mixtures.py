@@ -82,6 +82,9 @@ TYPES: dict[str, Mixture] = {
     "qwen3_vl_moe_text": Mixture(
         shape=Shape(qk_norm="head", mlp_bias=False, rope_rows=True), normalise=True, sparse=qwen_sparse
     ),
+    "qwen3_omni_moe_text": Mixture(
+        shape=Shape(qk_norm="head", mlp_bias=False, rope_rows=True), normalise=True, sparse=qwen_sparse
+    ),
     "olmoe": Mixture(shape=Shape(qk_norm="full", mlp_bias=False), width="intermediate_size"),
     "flex_olmo": Mixture(
         shape=Shape(norm="olmo2", norms="post", qk_norm="full", mlp_bias=False, rope_fp32=True),

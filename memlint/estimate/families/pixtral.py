@@ -1,7 +1,8 @@
-"""Mistral 3's image side: Pixtral's tower over all patches in one sequence, squares of patches merged, two projections.
+"""Pixtral's tower over all patches in one sequence, and two projections behind it: Mistral 3's, which first merges
+squares of patches, and LLaVA's, which Pixtral 12B has.
 
-Sources: transformers 5.24 models/pixtral/modeling_pixtral.py, models/mistral3/modeling_mistral3.py; the sizes of images
-from models/pixtral/image_processing_pixtral.py.
+Sources: transformers 5.24 models/{pixtral,mistral3,llava}/modeling_*.py; the sizes of images from
+models/pixtral/image_processing_pixtral.py.
 """
 
 from __future__ import annotations
@@ -62,8 +63,11 @@ class Layer:
         return self.o(f, out), weights
 
 
-class Tower:
-    """PixtralVisionModel and Mistral3MultiModalProjector: pixels [B, C, h, w] -> image tokens [n, H]."""
+class Pixtral:
+    """PixtralVisionModel and the two projections behind it: pixels [B, C, h, w] -> image tokens [n, H]."""
+
+    merge = 1
+    """Patches along one side of the squares that become one token."""
 
     def __init__(self, whole: Architecture, a: Architecture, b: Build, env: Env, name: str) -> None:
         if a.model_type != "pixtral":
@@ -73,21 +77,23 @@ class Tower:
         self.env, self.width = env, a.hidden_size
         self.heads = int(a.get("num_attention_heads"))
         self.image, self.patch = side_of(a.get("image_size")), side_of(a.get("patch_size"))
-        self.channels, self.merge = int(a.get("num_channels", 3)), int(whole.get("spatial_merge_size", 2))
-        text: Any = whole.config["text_config"]
-        h, out, at = self.width, int(text["hidden_size"]), f"model.{name}"
+        self.channels = int(a.get("num_channels", 3))
+        h, at = self.width, f"model.{name}"
         self.weight = b.parameter(f"{at}.patch_conv.weight", h, self.channels, self.patch, self.patch)
         self.norm = Norm(b, f"{at}.ln_pre", h, "llama")
         make = lambda build, _, i: Layer(a, build, f"{at}.transformer.layers.{i}", env)  # noqa: E731
         self.layers = Stack(b, ["layer"] * a.num_hidden_layers, make)
         for _ in range(2):
             b.buffer(h // self.heads // 2 * 4)
-        at = "model.multi_modal_projector"
+        text: Any = whole.config["text_config"]
+        out, at = int(text["hidden_size"]), "model.multi_modal_projector"
         bias = bool(whole.get("multimodal_projector_bias", False))
-        self.out_norm = Norm(b, f"{at}.norm", h, "llama")
-        self.merger = b.linear(f"{at}.patch_merger.merging_layer", h * self.merge**2, h)
+        self.merging(whole, b, at)
         self.first, self.second = b.linear(f"{at}.linear_1", h, out, bias), b.linear(f"{at}.linear_2", out, out, bias)
         self.act = str(whole.get("projector_hidden_act", "gelu"))
+
+    def merging(self, whole: Architecture, b: Build, name: str) -> None:
+        """Make what merges patches, under the projector's name; LLaVA's merges none."""
 
     def side(self, pixels: int | None) -> int:
         """Patches along one side of a square image, no longer than the tower's image_size."""
@@ -127,6 +133,23 @@ class Tower:
         return stacked(f, tokens), [], [tokens, x]
 
     def projected(self, f: Tape, x: Tensor, images: int) -> Tensor:
+        """LlavaMultiModalProjector."""
+        x = self.first(f, x)
+        x = activate(f, x, self.act)
+        result: Tensor = self.second(f, x)
+        return result
+
+
+class Tower(Pixtral):
+    """Mistral 3's tower: squares of patches are merged."""
+
+    def merging(self, whole: Architecture, b: Build, name: str) -> None:
+        """See Pixtral."""
+        h, self.merge = self.width, int(whole.get("spatial_merge_size", 2))
+        self.out_norm = Norm(b, f"{name}.norm", h, "llama")
+        self.merger = b.linear(f"{name}.patch_merger.merging_layer", h * self.merge**2, h)
+
+    def projected(self, f: Tape, x: Tensor, images: int) -> Tensor:
         """Mistral3MultiModalProjector; the merged squares of each image stand beside their concatenation."""
         x = self.out_norm(f, self.env, x)
         count, h = x.shape[0] // images, self.width
@@ -135,7 +158,4 @@ class Tower:
         x = cat(f, *grids, shape=(images * merged[0], merged[1]))
         x = self.merger(f, x)
         del grids
-        x = self.first(f, x)
-        x = activate(f, x, self.act)
-        result: Tensor = self.second(f, x)
-        return result
+        return super().projected(f, x, images)

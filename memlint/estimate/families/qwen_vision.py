@@ -1,6 +1,7 @@
-"""The image towers of Qwen2-VL, 2.5-VL, 3-VL and 3.5: patches of all images in one row, merged four to one.
+"""The image towers of Qwen2-VL, 2.5-VL, 3-VL, 3.5 and the Omni models: patches of all images in one row, merged four to
+one.
 
-Sources: transformers 5.24 models/{qwen2_vl,qwen2_5_vl,qwen3_vl,qwen3_5}/modeling_*.py.
+Sources: transformers 5.24 models/{qwen2_vl,qwen2_5_vl,qwen3_vl,qwen3_5,qwen2_5_omni,qwen3_omni_moe}/modeling_*.py.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import Any
 from memlint.estimate.build import Build
 from memlint.estimate.engine.tape import Node, Tape, Tensor
 from memlint.estimate.env import Env
+from memlint.estimate.families import omni_audio
 from memlint.estimate.families.pieces import LayerNorm
 from memlint.estimate.ops.activations import activate
 from memlint.estimate.ops.attention import sdpa
@@ -23,10 +25,15 @@ from memlint.estimate.ops.norm import rms_norm
 from memlint.estimate.ops.views import split
 from memlint.estimate.stack import Stack
 from memlint.models.architecture import Architecture
+from memlint.models.config import part
 
 DEFAULT_PIXELS = 28 * 28 * 1280
 """Most pixels of one image: max_pixels of Qwen2VLImageProcessor, which all three use (transformers 5.24
 models/qwen2_vl/image_processing_qwen2_vl.py). Published preprocessor files often allow more."""
+
+
+WINDOWED = ("qwen2_5_vl_vision", "qwen2_5_omni_vision_encoder")
+"""Towers that attend within windows, with RMSNorm and gated feed-forwards."""
 
 
 class RmsNorm:
@@ -62,16 +69,23 @@ def rotate(f: Tape, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Ten
 class Attention:
     """VisionAttention: one call a chunk (image or window), or one call over all of them with flash."""
 
-    def __init__(self, b: Build, name: str, width: int, heads: int) -> None:
+    def __init__(self, b: Build, name: str, width: int, heads: int, *, apart: bool = False) -> None:
         self.heads, self.dim = heads, width // heads
-        self.qkv = b.linear(f"{name}.qkv", width, 3 * width, True)
+        self.qkv: Any = None
+        if apart:
+            self.apart = [b.linear(f"{name}.{n}", width, width, True) for n in "qkv"]
+        else:
+            self.qkv = b.linear(f"{name}.qkv", width, 3 * width, True)
         self.proj = b.linear(f"{name}.proj", width, width, True)
 
     def __call__(self, f: Tape, env: Env, x: Tensor, kind: str) -> Tensor:
         """x [N, d] -> [N, d]."""
         n, width = x.shape
         shape = (1, self.heads, n, self.dim)
-        q, k, v = unbind(f, self.qkv(f, x), shape, 3)
+        if self.qkv is None:
+            q, k, v = (project(f, x).view(*shape) for project in self.apart)
+        else:
+            q, k, v = unbind(f, self.qkv(f, x), shape, 3)
         cos, sin = env.state["vision rope"]
         q, k = rotate(f, q, k, cos, sin)
         result: Tensor
@@ -87,7 +101,6 @@ class Attention:
         result = self.proj(f, out.view(n, width))
         return result
 
-
     def _attend(self, f: Tape, env: Env, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """One chunk, or several equal ones at once, of which only one at a time has scratch in backward."""
         out = env.attend(f, q, k, v, None, causal=False)
@@ -102,7 +115,7 @@ class Mlp:
     def __init__(self, a: Architecture, b: Build, name: str, width: int) -> None:
         self.act = str(a.get("hidden_act", "quick_gelu"))
         self.gate = None
-        if a.model_type == "qwen2_5_vl_vision":
+        if a.model_type in WINDOWED:
             inner = int(a.get("intermediate_size"))
             self.gate = b.linear(f"{name}.gate_proj", width, inner, True)
             self.up = b.linear(f"{name}.up_proj", width, inner, True)
@@ -129,10 +142,11 @@ class Block:
 
     def __init__(self, a: Architecture, b: Build, name: str, kind: str, env: Env) -> None:
         width = width_of(a)
-        norm: Any = RmsNorm if a.model_type == "qwen2_5_vl_vision" else LayerNorm
+        norm: Any = RmsNorm if a.model_type in WINDOWED else LayerNorm
         self.env, self.kind = env, kind
         self.norm1, self.norm2 = norm(b, f"{name}.norm1", width), norm(b, f"{name}.norm2", width)
-        self.attn = Attention(b, f"{name}.attn", width, int(a.get("num_heads")))
+        apart = a.model_type == "qwen2_5_omni_vision_encoder"
+        self.attn = Attention(b, f"{name}.attn", width, int(a.get("num_heads")), apart=apart)
         self.mlp = Mlp(a, b, f"{name}.mlp", width)
 
     def __call__(self, f: Tape, x: Tensor) -> Tensor:
@@ -152,8 +166,8 @@ class Merger:
     def __init__(self, a: Architecture, b: Build, name: str, *, wide: bool = False) -> None:
         width, unit = width_of(a), int(a.get("spatial_merge_size", 2)) ** 2
         self.wide, self.whole = wide, width * unit
-        new = a.model_type not in ("qwen2_vl_vision", "qwen2_5_vl_vision")
-        norm: Any = RmsNorm if a.model_type == "qwen2_5_vl_vision" else LayerNorm
+        new = a.model_type not in ("qwen2_vl_vision", "qwen3_omni_moe_vision_encoder", *WINDOWED)
+        norm: Any = RmsNorm if a.model_type in WINDOWED else LayerNorm
         self.norm = norm(b, f"{name}.norm" if new else f"{name}.ln_q", self.whole if wide else width)
         names = ("linear_fc1", "linear_fc2") if new else ("mlp.0", "mlp.2")
         out = int(a.get("hidden_size") if a.model_type == "qwen2_vl_vision" else a.get("out_hidden_size"))
@@ -181,10 +195,10 @@ class Tower:
         channels, times = int(a.get("in_channels", 3)), int(a.get("temporal_patch_size", 2))
         self.values = channels * times * self.patch**2
         self.weight = b.parameter(f"{name}.patch_embed.proj.weight", width, channels, times, self.patch, self.patch)
-        new = a.model_type not in ("qwen2_vl_vision", "qwen2_5_vl_vision")
+        new = a.model_type not in ("qwen2_vl_vision", *WINDOWED)
         self.bias = b.parameter(f"{name}.patch_embed.proj.bias", width) if new else None
         self.positions = b.embedding(f"{name}.pos_embed", int(a.get("num_position_embeddings")), width) if new else None
-        self.windowed = a.model_type == "qwen2_5_vl_vision"
+        self.windowed = a.model_type in WINDOWED
         heads = int(a.get("num_heads"))
         for _ in range(2):
             b.buffer(width // heads // 4 * 4)
@@ -199,7 +213,11 @@ class Tower:
             self.stacks.append(self._stack(b, f"{name}.blocks", kinds[start:end], start))
             start = end
         self.merger = Merger(a, b, f"{name}.merger")
-        self.deep = [Merger(a, b, f"{name}.deepstack_merger_list.{i}", wide=True) for i in range(len(self.taps))]
+        deep = "merger_list" if a.model_type == "qwen3_omni_moe_vision_encoder" else "deepstack_merger_list"
+        self.deep = [Merger(a, b, f"{name}.{deep}.{i}", wide=True) for i in range(len(self.taps))]
+        sound = part(whole, "audio_config")
+        if sound is not None:
+            omni_audio.held(sound, b, "model.audio_tower")
 
     def _stack(self, b: Build, name: str, kinds: list[str], start: int) -> Stack:
         a, env = self.a, self.env

@@ -15,7 +15,7 @@ class Shape:
 
     norm: str = "llama"
     """llama, gemma (1 + weight, fp32), olmo2 (fp32 product), layer (nn.LayerNorm), plain (no weight), bare (LN, no
-    bias).
+    bias), unit (RMS norm in fp32, no weight).
     """
     norms: str = "pre"
     """pre, post (olmo2: after each branch only), both (gemma2: before and after), parallel (cohere: one norm, two
@@ -65,6 +65,8 @@ class Shape:
     """Projections of a feed-forward without gate."""
     residual_dropout: bool = False
     """Dropout after each branch (config field ``residual_dropout``)."""
+    normed_embeddings: bool = False
+    """nanochat: the last norm is applied before the first layer, too."""
 
 
 SHAPES: dict[str, Shape] = {
@@ -145,15 +147,35 @@ SHAPES: dict[str, Shape] = {
     ),
     "qwen2_vl_text": Shape(qkv_bias=True, o_bias=False, mlp_bias=False, rope_rows=True),
     "qwen2_5_vl_text": Shape(qkv_bias=True, o_bias=False, mlp_bias=False, rope_rows=True),
+    "qwen2_5_omni_text": Shape(qkv_bias=True, o_bias=False, mlp_bias=False, rope_rows=True),
     "qwen3_vl_text": Shape(qk_norm="head", mlp_bias=False, rope_rows=True),
     "mllama_text_model": Shape(qkv_bias=False, o_bias=False, mlp_bias=False),
     "stablelm": Shape(norm="layer", qkv_bias="use_qkv_bias", o_bias=False, mlp_bias=False),
+    "hyperclovax": Shape(
+        branch_scale=True,
+        embed_scale=True,
+        norms="both",
+        norm_names=("input_layernorm", "post_norm1", "post_attention_layernorm", "post_norm2"),
+    ),
+    "hyperclovax:plain": Shape(branch_scale=True, embed_scale=True),
+    "jais2": Shape(norm="layer", gated=False),
+    "nanochat": Shape(
+        norm="unit",
+        qk_norm="head",
+        norm_after_rope=True,
+        gated=False,
+        mlp_bias=False,
+        mlp_names=("fc1", "fc2"),
+        normed_embeddings=True,
+    ),
 }
 """model_type -> shape. A type missing here runs as Llama and is called approximate."""
 
 
 def shape_of(a: Architecture) -> Shape:
     """The row of a model type; Llama's where there is none."""
+    if a.model_type == "hyperclovax" and not a.get("use_post_norm", False):
+        return SHAPES["hyperclovax:plain"]
     return SHAPES.get(a.model_type, SHAPES["llama"])
 
 

@@ -18,6 +18,7 @@ from memlint.estimate.env import Batch, Env
 from memlint.estimate.errors import Unsupported
 from memlint.estimate.families.decoder import PAIRED, DecoderModel
 from memlint.estimate.families.pieces import hooked
+from memlint.estimate.heads import CausalHead
 from memlint.estimate.ops.basic import add, cast, copy, scale
 from memlint.estimate.ops.images import masked_rows, masked_scatter, put_rows
 from memlint.job import TrainingJob
@@ -33,7 +34,10 @@ TOWERS: dict[str, tuple[str, str, str, str]] = {
     "qwen3_vl_moe": _QWEN,
     "qwen3_5": _QWEN,
     "qwen3_5_moe": _QWEN,
+    "qwen2_5_omni_thinker": _QWEN,
+    "qwen3_omni_moe_thinker": _QWEN,
     "llava": ("image_projectors", "Llava", "vision_tower", "language_model"),
+    "llava:pixtral": ("pixtral", "Pixtral", "vision_tower", "language_model"),
     "llava_next": ("image_projectors", "LlavaNext", "vision_tower", "language_model"),
     "paligemma": ("image_projectors", "PaliGemma", "vision_tower", "language_model"),
     "gemma3": ("image_projectors", "Gemma3", "vision_tower", "language_model"),
@@ -46,9 +50,17 @@ TOWERS: dict[str, tuple[str, str, str, str]] = {
     "glm4v": ("glm4v_vision", "Tower", "visual", "language_model"),
     "glm46v": ("glm4v_vision", "Tower", "visual", "language_model"),
     "glm4v_moe": ("glm4v_vision", "Tower", "visual", "language_model"),
+    "lfm2_vl": ("siglip2_vision", "Lfm2Vl", "vision_tower", "language_model"),
+    "qwen2_audio": ("audio_towers", "Qwen2Audio", "audio_tower", "language_model"),
+    "voxtral": ("audio_towers", "Voxtral", "audio_tower", "language_model"),
     "gemma4": ("gemma4_towers", "Tower", "vision_tower", "language_model"),
 }
-"""model_type -> module of this package and class of its tower; names of tower and language model under ``model``."""
+"""model_type -> module of this package and class of its tower; names of tower and language model under ``model``. With
+the tower's own type behind a colon where a type takes several.
+"""
+
+AUDIO = ("qwen2_audio", "voxtral")
+"""Types whose tower hears instead of sees."""
 
 UNCACHED = ("idefics3", "smolvlm", "llava_next", "mistral3", "llama4", "gemma4")
 CACHED = tuple(kind for kind in TOWERS if kind not in UNCACHED)
@@ -76,10 +88,12 @@ class Body:
     def __init__(self, whole: Architecture, text: Architecture, b: Build, env: Env) -> None:
         self.env = env
         self.training = b.training
-        module, kind, name, language = TOWERS[whole.model_type]
-        vision = part(whole, "vision_config")
+        section = "audio_config" if whole.model_type in AUDIO else "vision_config"
+        vision = part(whole, section)
         if vision is None:
-            raise Unsupported(f"`{whole.model_type}` without a vision_config")
+            raise Unsupported(f"`{whole.model_type}` without {section}")
+        own = TOWERS.get(f"{whole.model_type}:{vision.model_type}")
+        module, kind, name, language = own or TOWERS[whole.model_type]
         b.idle = b.training.images == 0
         tower = getattr(import_module(f"memlint.estimate.families.{module}"), kind)
         self.tower = tower(whole, vision, b, env, f"model.{name}" if module == "qwen_vision" else name)
@@ -147,6 +161,10 @@ def _body_of(text: Architecture) -> Any:
         from memlint.estimate.families.moe import body_of
 
         return body_of(text)
+    if text.model_type in ("lfm2", "lfm2_moe"):
+        from memlint.estimate.families import lfm2
+
+        return lfm2.Model
     if text.family == "hybrid":
         from memlint.estimate.families.hybrid import Model as HybridModel
 
@@ -174,13 +192,22 @@ class VisionLanguageModel(DecoderModel):
     def __init__(self, job: TrainingJob, build: Build, env: Env) -> None:
         whole = job.architecture
         assert whole is not None
+        # Trainers take the part of the Omni models that hears, sees and writes, without the one that speaks
+        # (LLaMA-Factory 0.9.5 model/loader.py: ``model = model.thinker``).
+        whole = part(whole, "thinker_config") or whole
         text = part(whole, "text_config")
         if whole.model_type not in TOWERS or text is None:
             raise Unsupported(f"no memory model for `{whole.model_type}` yet")
+        self.kind = whole.model_type
         text = replace(text, tie_word_embeddings=whole.tie_word_embeddings)
-        super().__init__(
-            replace(job, architecture=text), build, env, lambda a, b, e: Body(whole, a, b, e)
-        )
+        super().__init__(replace(job, architecture=text), build, env, lambda a, b, e: Body(whole, a, b, e))
+
+    def _language_head(self, a: Architecture, body: Any) -> CausalHead:
+        if self.kind == "qwen2_audio":
+            from memlint.estimate.families.audio_towers import Qwen2AudioHead
+
+            return Qwen2AudioHead(a, self.build, body.embed)
+        return super()._language_head(a, body)
 
     def batch(self, f: Tape) -> Batch:
         """ids, labels, mask as a decoder has them, and pixel values, in fp32 unless the tower says otherwise."""
@@ -190,6 +217,9 @@ class VisionLanguageModel(DecoderModel):
             rows = training.micro_batch_size * (2 if self.objective in PAIRED else 1)
             shape = self.body.tower.input_shape(rows * training.images, training.image_pixels)
             made.pixels = f.new(shape, getattr(self.body.tower, "pixel_dtype", "fp32"), INPUTS)
+            beside = getattr(self.body.tower, "beside", None)
+            if beside is not None:
+                made.beside = beside(f, rows * training.images, training.image_pixels)
             if self.body.text.blocks:
                 made.types = f.new(made.ids.shape, "int64", INPUTS)
             elif self.body.crossing:

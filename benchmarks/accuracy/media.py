@@ -1,0 +1,137 @@
+"""Inputs of types traced with images or sound beside :mod:`benchmarks.accuracy.images`, and what their code reads from
+data.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from typing import Any
+from unittest import mock
+
+import torch
+
+Patches = list[tuple[Any, str, Any]]
+Given = tuple[dict[str, Any], Patches]
+ROWS, LENGTH = 2, 512
+FRAMES = 400
+"""Mel frames of the small audio configs: twice max_source_positions."""
+SEEN = 20
+"""Patches along one side of the traced image in towers of the Qwen kind."""
+AUDIO = ("qwen2_audio", "voxtral")
+"""Types whose frozen tables of positions train after from_pretrained (see memlint/estimate/families/whisper.py)."""
+
+
+def ids(*shape: int) -> torch.Tensor:
+    """Numbers whose values nobody looks at."""
+    return torch.empty(shape, dtype=torch.long, device="cuda")
+
+
+def module_of(kind: str) -> Any:
+    """The modeling file of a type."""
+    return importlib.import_module(f"transformers.models.{kind}.modeling_{kind}")
+
+
+def unchecked(module: Any) -> Patches:
+    """A modeling file without its comparisons of token counts."""
+    checked = hasattr(module, "torch_compilable_check")
+    return [(module, "torch_compilable_check", lambda *args, **options: None)] if checked else []
+
+
+def masked(padded: bool) -> Callable[..., Any]:
+    """``create_bidirectional_mask`` told whether anything is padded."""
+    masking: Any = importlib.import_module("transformers.masking_utils")
+    real = masking.create_bidirectional_mask
+
+    def made(*args: Any, **options: Any) -> Any:
+        with mock.patch.object(torch.Tensor, "all", return_value=not padded):
+            return real(*args, **options)
+
+    return made
+
+
+def chosen(counts: Callable[[torch.Tensor, torch.Tensor], tuple[int, int]]) -> tuple[Any, str, Any]:
+    """``x[mask]`` with a mask that leaves ``counts(x, mask)``: so many places, each of so many numbers."""
+    whole = torch.Tensor.__getitem__
+
+    def choose(self: torch.Tensor, at: Any) -> Any:
+        if not isinstance(at, torch.Tensor) or at.dtype != torch.bool:
+            return whole(self, at)
+        places, numbers = counts(self, at)
+        return whole(self, tuple(ids(places) for _ in range(numbers)))
+
+    return torch.Tensor, "__getitem__", choose
+
+
+def fake() -> Any:
+    """The class of fake tensors."""
+    return importlib.import_module("torch._subclasses.fake_tensor").FakeTensor
+
+
+def lfm2_vl() -> Given:
+    """One image of 512 x 512, which fills its patches."""
+    tokens = (512 // 32) ** 2
+    patches = [
+        *unchecked(module_of("lfm2_vl")),
+        *unchecked(module_of("siglip2")),
+        chosen(lambda x, mask: (ROWS * tokens, 1)),
+        (fake(), "tolist", lambda tensor: [tokens] * ROWS),
+        (module_of("siglip2"), "create_bidirectional_mask", masked(False)),
+    ]
+    pixels = torch.empty(ROWS, 1024, 3 * 16**2, device="cuda")
+    mask = torch.empty(ROWS, 1024, dtype=torch.int32, device="cuda")
+    return {"pixel_values": pixels, "spatial_shapes": ids(ROWS, 2), "pixel_attention_mask": mask}, patches
+
+
+def _clips() -> torch.Tensor:
+    return torch.empty(ROWS, 128, FRAMES, device="cuda")
+
+
+def voxtral() -> Given:
+    """One clip of audio a row, four states to a token."""
+    module = module_of("voxtral")
+    tokens = ROWS * FRAMES // 2 // 4
+    return {"input_features": _clips()}, [
+        *unchecked(module),
+        chosen(lambda x, mask: (tokens * x.shape[-1], 3)),
+    ]
+
+
+def qwen2_audio() -> Given:
+    """One clip of audio a row, with audio tokens already in the sequence (not its older processing)."""
+    module = module_of("qwen2_audio")
+    tokens = ROWS * FRAMES // 4
+
+    def counts(x: torch.Tensor, mask: torch.Tensor) -> tuple[int, int]:
+        return (ROWS * (LENGTH - 1) if mask.shape[1] == LENGTH - 1 else tokens), 2
+
+    patches: Patches = [
+        *unchecked(module),
+        (module, "create_bidirectional_mask", masked(True)),
+        (module, "is_torchdynamo_compiling", lambda: True),
+        chosen(counts),
+        (fake(), "item", lambda tensor: tokens),
+    ]
+    mask = torch.empty(ROWS, FRAMES, dtype=torch.int32, device="cuda")
+    given = {"input_features": _clips(), "feature_attention_mask": mask, "attention_mask": ids(ROWS, LENGTH)}
+    return given, patches
+
+
+GIVEN: dict[str, Callable[[], Given]] = {
+    "lfm2_vl": lfm2_vl,
+    "qwen2_audio": qwen2_audio,
+    "voxtral": voxtral,
+}
+"""Name in tests/estimate/vision_configs.py -> its inputs."""
+
+
+def trained(make_model: Callable[..., Any]) -> Callable[..., Any]:
+    """``make_model`` with every parameter trained."""
+
+    def made(*args: Any, **options: Any) -> Any:
+        model = make_model(*args, **options)
+        for parameter in model.parameters():
+            parameter.requires_grad_(True)
+        return model
+
+    return made
