@@ -5,10 +5,16 @@ from __future__ import annotations
 from typing import Any, Callable, Hashable, Sequence
 
 from memlint.estimate.build import Build
+from memlint.estimate.engine.graph import Block
 from memlint.estimate.engine.pool import ACTIVATIONS, TEMPORARIES
 from memlint.estimate.engine.tape import Tape, Tensor
 from memlint.estimate.env import Env
+from memlint.estimate.records import Record
 from memlint.estimate.units import Unit
+
+Layer = Callable[..., Tensor]
+Place = tuple[int, Layer, "Unit | None"]
+"""A layer's index in the stack, what runs it, and what is gathered for it."""
 
 MIN_REPEATS = 3
 """Fewer equal periods than this are run as they are."""
@@ -60,6 +66,19 @@ def _longest_run(kinds: Sequence[Hashable], start: int) -> tuple[int, int]:
     return best
 
 
+class Part:
+    """Layers that are run together, once for all equal parts of the stack."""
+
+    __slots__ = ("buffers", "count", "layers", "records")
+
+    def __init__(self, layers: list[Place], count: int) -> None:
+        self.layers = layers
+        self.count = count
+        self.records: list[Record] = []
+        """Its parameters, and the bytes of its buffers."""
+        self.buffers = 0
+
+
 class Stack:
     """Layers of a model; ``make(build, kind, index)`` constructs one of them."""
 
@@ -67,11 +86,16 @@ class Stack:
         self,
         build: Build,
         kinds: Sequence[Hashable],
-        make: Callable[[Build, Any, int], Callable[..., Tensor]],
+        make: Callable[[Build, Any, int], Layer],
         *,
         full: bool = False,
+        alone: Sequence[int] = (),
     ) -> None:
-        self.groups: list[tuple[int, list[tuple[int, Callable[..., Tensor], Unit | None]]]] = []
+        """``alone``: indexes of layers like no other: of those that share a tensor with a gradient, the last one makes
+        that gradient and the others add to it.
+        """
+        self.parts: list[Part] = []
+        """In the order in which they run; one that stands for several is there as often."""
         self.sharding = build.sharding
         self.after: Callable[[Tape, Env, int, Tensor], Tensor] | None = None
         """What the model does with the output of a layer, outside its checkpoint; for layers below ``build.apart``."""
@@ -80,28 +104,66 @@ class Stack:
         """Further inputs of a layer, made outside its checkpoint (its part of a tensor that holds all layers')."""
         self.keeps = False
         """The model keeps every layer's output (output_hidden_states) until :meth:`forget`."""
-        self.kept: list[tuple[Tensor, int]] = []
+        self.kept: dict[Part, Kept] = {}
+        self.latest: Part | None = None
+        """Whose output was kept last."""
         every = build.training.checkpointing.every
         total = len(kinds)
         trained = build.training.trainable_layers
-        keys: list[Hashable] = [
-            (kind, index % every == 0, trained is None or _trains(index, total, trained), min(index, build.apart))
+        unlike = {*range(build.apart), *alone}
+        self.keys: list[Hashable] = [
+            (
+                kind,
+                index % every == 0,
+                trained is None or _trains(index, total, trained),
+                index if index in unlike else None,
+            )
             for index, kind in enumerate(kinds)
         ]
-        runs = [(i, 1, 1) for i in range(total)] if full or build.run_all_layers else groups_of(keys)
-        if self.sharding.fully is not None:
-            runs = [part for run in runs for part in _last_apart(*run)]
-        for start, period, count in runs:
-            build.count = count
-            layers = []
-            for index in range(start, start + period):
-                build.layer_frozen = trained is not None and not _trains(index, total, trained)
-                unit = self.sharding.unit() if self.sharding.wrap == "layer" else None
-                layers.append((index, make(build, kinds[index], index), unit))
+
+        def layer(index: int, count: int = 1) -> Place:
+            build.layer_frozen = trained is not None and not _trains(index, total, trained)
+            unit = self.sharding.unit() if self.sharding.wrap == "layer" else None
+            made = make(build, kinds[index], index)
             build.layer_frozen = False
             self.sharding.current = build.root
-            self.groups.append((count, layers))
-        build.count = 1
+            return index, made, unit
+
+        if full or build.run_all_layers:
+            self.parts = [Part([layer(index)], 1) for index in range(total)]
+        elif self.sharding.fully is not None:
+            self._periods(build, layer)
+        else:
+            self._alike(build, layer)
+
+    def _alike(self, build: Build, layer: Callable[..., Place]) -> None:
+        """Run one layer for all of its kind that come after one of the same other kind."""
+        parts: dict[Hashable, Part] = {}
+        before: Hashable = None
+        flows = False
+        for index, key in enumerate(self.keys):
+            # A gradient flows back into every layer after the first one that is trained.
+            part = parts.get((key, before, flows))
+            if part is None:
+                leaves, records, buffers = len(build.leaves), len(build.records), build.buffer_bytes
+                part = parts[key, before, flows] = Part([layer(index)], 0)
+                part.records, part.buffers = build.records[records:], build.buffer_bytes - buffers
+                flows = flows or len(build.leaves) > leaves
+            part.count += 1
+            self.parts.append(part)
+            before = key
+        for part in parts.values():
+            build.buffer_bytes += (part.count - 1) * part.buffers
+            for record in part.records:
+                record.count = part.count
+
+    def _periods(self, build: Build, layer: Callable[..., Place]) -> None:
+        """Run one period for all of a periodic run: what is gathered and reduced around a layer is its neighbours'."""
+        for start, period, count in [part for run in groups_of(self.keys) for part in _last_apart(*run)]:
+            build.count = count
+            part = Part([layer(index, count) for index in range(start, start + period)], count)
+            build.count = 1
+            self.parts += [part] * count
 
     def __call__(self, f: Tape, env: Env, x: Tensor, *others: Tensor) -> Tensor:
         """Run the layers on x; ``others`` go to each layer as they are (encoder states, position biases)."""
@@ -110,9 +172,16 @@ class Stack:
         fully = self.sharding.fully
         if fully is not None:
             x = fully.before_layers(f, x)
-        for count, layers in self.groups:
-            repeat = f.repeat_begin(count, (x,))
-            for index, layer, unit in layers:
+        done: dict[Part, Block] = {}
+        for part in self.parts:
+            if part in done:
+                x = f.repeat_block(done[part], x)
+                self._keep(part)
+                continue
+            opened = None
+            if part.count > 1:
+                opened, x = f.begin_block(x)
+            for index, layer, unit in part.layers:
                 given = others if self.before is None else (*others, *self.before(f, index))
                 if unit is None:
                     x = env.call(f, layer, index, x, *given)
@@ -122,19 +191,62 @@ class Stack:
                 held, env.left = env.left, None
                 if index < self.apart and self.after is not None:
                     x = self.after(f, env, index, x)
-                if self.keeps:
-                    self.kept.append((x, count if layer is layers[-1][1] else 1))
-            f.repeat_end(repeat, (x,) if held is None else (x, held))
+                self._keep(part, x)
+            if opened is not None:
+                shared = [shared_by(env, layer) for index, layer, _ in part.layers if env.checkpointed(index)]
+                done[part], x = f.end_block(opened, x, () if held is None else (held,), shared)
         return x if fully is None else fully.after_layers(f, x)
 
+    def _keep(self, part: Part, x: Tensor | None = None) -> None:
+        if not self.keeps:
+            return
+        self.latest = part
+        if x is not None:
+            self.kept.setdefault(part, Kept()).tensors.append(x)
+        else:
+            self.kept[part].others += 1
+
+    def drop_last(self, f: Tape) -> None:
+        """Let the last layer's kept output go."""
+        kept = self.kept.get(self.latest) if self.latest is not None else None
+        if kept is None:
+            return
+        if not kept.others:
+            kept.tensors.pop()
+            return
+        kept.others -= 1
+        storage = kept.tensors[-1].storage
+        if storage is not None:
+            f.pool.add(-storage.size, storage.component)
+
     def forget(self, f: Tape) -> None:
-        """Let the kept outputs go; one that was handed from copy to copy of a repeated block stands for all of them."""
-        while self.kept:
-            x, count = self.kept.pop()
-            component = x.storage.component if x.storage is not None else TEMPORARIES
-            before = f.pool.live
-            del x
-            f.pool.add((count - 1) * (f.pool.live - before), component)
+        """Let the kept outputs go; one that was handed from block to equal block stands for all of theirs."""
+        for kept in self.kept.values():
+            times = kept.others
+            while kept.tensors:
+                x = kept.tensors.pop()
+                component = x.storage.component if x.storage is not None else TEMPORARIES
+                before = f.pool.live
+                del x
+                f.pool.add(times * (f.pool.live - before), component)
+                times = 0
+        self.kept.clear()
+
+
+class Kept:
+    """Outputs of the layers of one part: of the last one it holds those of ``others`` equal parts too."""
+
+    __slots__ = ("others", "tensors")
+
+    def __init__(self) -> None:
+        self.tensors: list[Tensor] = []
+        self.others = 0
+
+
+def shared_by(env: Env, layer: Layer) -> Any:
+    """What a checkpointed layer's closure holds until its backward (see :meth:`Env.call`)."""
+    uses = getattr(layer, "uses", None)
+    return env.state if uses is None else [env.state[name] for name in uses]
 
 
 def _settle(shared: Any) -> None:

@@ -42,7 +42,9 @@ class ValueHead:
 
     def logits(self, f: Tape, hidden: Tensor) -> Tensor:
         """A value for every position, [B, S]."""
-        self._drop_last(f)
+        if self.layers is not None:
+            # The last hidden state is the normalised one: the last layer's own output is not kept.
+            self.layers.drop_last(f)
         f.component = LOGITS
         grad_enabled, f.grad_enabled = f.grad_enabled, False
         # The product's graph lives as long as the logits; it holds its operand where the head trains.
@@ -63,15 +65,6 @@ class ValueHead:
             self.layers.forget(f)
         self.embed.held = None
         return values
-
-    def _drop_last(self, f: Tape) -> None:
-        """The last hidden state is the normalised one: the last layer's own output is not kept."""
-        if self.layers is None or not self.layers.kept:
-            return
-        x, count = self.layers.kept.pop()
-        if count > 1 and x.storage is not None:
-            f.pool.add(-x.storage.size, x.storage.component)
-            self.layers.kept.append((x, count - 1))
 
     def loss(self, f: Tape, logits: Tensor | None, hidden: Tensor | None, batch: Batch) -> Tensor:
         """The pairwise loss of one value a row."""

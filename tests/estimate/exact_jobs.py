@@ -78,21 +78,29 @@ def configs() -> Iterator[tuple[str, dict[str, Any]]]:
             yield family, WITH_IMAGES.get(model_type, {"model_type": model_type, **NEEDED.get(model_type, {})})
 
 
+def starting(family: str, config: dict[str, Any]) -> TrainingJob | None:
+    """The job that a type's setups change; None where there is no memory model."""
+    architecture = read_config(dict(config))
+    if not isinstance(architecture, Architecture):
+        return None
+    start = TrainingJob(model=str(config["model_type"]), architecture=architecture)
+    start = replace_fields(start, {"training.sequence_length": 192, "training.micro_batch_size": 2})
+    if family == "vision-language":
+        start = replace_fields(start, {"training.images": 1})
+    if family in OBJECTIVES:
+        start = replace_fields(start, {"training.objective": OBJECTIVES[family]})
+    return start
+
+
 def runs(family: str) -> Iterator[dict[str, Any]]:
     """What is predicted for each of a family's runs; types and setups that have no memory model are left out."""
     first = True
     for kind, config in configs():
-        architecture = read_config(dict(config)) if kind == family else None
-        if not isinstance(architecture, Architecture):
+        start = starting(kind, config) if kind == family else None
+        if start is None:
             continue
         model_type = str(config["model_type"])
         chosen = sorted(SETUPS, key=lambda name: zlib.crc32(f"{model_type} {name}".encode()))
-        start = TrainingJob(model=model_type, architecture=architecture)
-        start = replace_fields(start, {"training.sequence_length": 192, "training.micro_batch_size": 2})
-        if family == "vision-language":
-            start = replace_fields(start, {"training.images": 1})
-        if family in OBJECTIVES:
-            start = replace_fields(start, {"training.objective": OBJECTIVES[family]})
         found, first_of_family = 0, first
         for name in dict.fromkeys([*(ALWAYS if first else ()), *chosen]):
             if found >= max(PER_TYPE, len(ALWAYS) * first_of_family):

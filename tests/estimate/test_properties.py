@@ -7,8 +7,10 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from memlint.estimate.errors import Unsupported
 from memlint.estimate.simulate import run_step, simulate
-from memlint.job import Precision
+from memlint.job import Precision, replace_fields
+from tests.estimate.exact_jobs import SETUPS, WORLD, configs, starting
 from tests.estimate.jobs import job
 
 PRECISIONS = (
@@ -52,6 +54,29 @@ def test_the_block_shortcut_equals_the_full_run(kind: str, changes: dict[str, An
     assert quick.timeline == whole.timeline
     assert quick.static == whole.static
     assert quick.forward_end_bytes == whole.forward_end_bytes
+
+
+PLAIN = [name for name, changes in SETUPS.items() if not str(changes.get("parallelism.strategy")).startswith("zero")]
+"""ZeRO's buckets fill at any of equal layers, so that the shortcut counts a full one at each."""
+
+
+@settings(max_examples=80, deadline=None)
+@given(job=st.sampled_from(list(configs())), name=st.sampled_from(PLAIN))
+def test_the_block_shortcut_equals_the_full_run_of_every_type(job: tuple[str, dict[str, Any]], name: str) -> None:
+    """Layers of several kinds in any order, towers before a language model, layers that share what others made."""
+    start = starting(*job)
+    if start is None:
+        return
+    changed = replace_fields(start, SETUPS[name])
+    world = WORLD if changed.parallelism.strategy != "none" else 1
+    try:
+        quick, whole = (run_step(changed, (8, 0), world=world, full=full) for full in (False, True))
+    except Unsupported:
+        return
+    assert quick.timeline == whole.timeline
+    assert quick.static == whole.static
+    assert quick.forward_end_bytes == whole.forward_end_bytes
+    assert quick.host_bytes == whole.host_bytes
 
 
 @settings(max_examples=60, deadline=None)

@@ -1,11 +1,11 @@
-"""What the tape holds: tensors, gradient accumulators, backward nodes, and marks of repeated blocks."""
+"""What the tape holds: tensors, gradient accumulators, backward nodes, and repeated blocks."""
 
 from __future__ import annotations
 
 from math import prod
 from typing import TYPE_CHECKING, Any, Callable, Sequence
 
-from memlint.estimate.engine.pool import Repeat, Storage
+from memlint.estimate.engine.pool import Change, Repeat, Storage
 from memlint.units import DTYPE_BYTES
 
 if TYPE_CHECKING:
@@ -79,11 +79,36 @@ class Node:
         self.component = component
 
 
-class RepeatEdge:
-    """Marks where a repeated block begins and ends on the tape."""
+class Block:
+    """A part of a model that is run once and stands for all equal ones; see :mod:`memlint.estimate.engine.repeat`."""
 
-    __slots__ = ("opens", "repeat")
+    __slots__ = ("backward", "forward", "gate", "held", "host_bytes", "later", "made", "nodes", "root", "visits")
 
-    def __init__(self, repeat: Repeat, opens: bool) -> None:
-        self.repeat = repeat
-        self.opens = opens
+    def __init__(self, forward: Change, made: Repeat, gate: Node | None, root: Node | Leaf | None) -> None:
+        self.forward = forward
+        self.backward: Change | None = None
+        self.made = made
+        """Storages of the run forward."""
+        self.later = Repeat()
+        """Storages of the run backward."""
+        self.gate = gate
+        """Takes the gradient of the block's input; None: the input needs none."""
+        self.root = root
+        """What made the block's output."""
+        self.nodes: list[Node | Visit] = []
+        """The nodes of the run forward, until they run backward."""
+        self.held: list[Any] = []
+        """What the nodes share with the rest of the model: it goes with the last of the equal blocks."""
+        self.host_bytes = 0
+        self.visits = 1
+        """Places on the tape whose backward is to come."""
+
+
+class Visit(Node):
+    """One place of a repeated block on the tape; ``edges`` lead to what made its input."""
+
+    __slots__ = ("block",)
+
+    def __init__(self, block: Block, x: Tensor, component: int) -> None:
+        super().__init__(None, (x.node,), ((x.shape, x.dtype),), (), None, component)
+        self.block = block

@@ -25,17 +25,30 @@ def rounded(size: int) -> int:
 
 
 class Repeat:
-    """One block run that stands for ``count`` identical blocks; see :meth:`Pool.enter_repeat`."""
+    """Storages made in the one run of a block, each of which stands for ``factor`` equal ones by now."""
 
-    __slots__ = ("at_entry", "count", "factor", "outer_components", "outer_peak")
+    __slots__ = ("factor",)
 
-    def __init__(self, count: int) -> None:
-        self.count = count
+    def __init__(self) -> None:
         self.factor = 1
-        """How many real storages one storage of this block stands for at the moment."""
-        self.at_entry: list[int] = []
-        self.outer_peak = 0
-        self.outer_components: list[int] = []
+
+
+class Change:
+    """What one run of a block does to the live bytes: each component at the highest point and at the end, counted from
+    the beginning.
+    """
+
+    __slots__ = ("end", "growth", "highest", "rise")
+
+    def __init__(self, highest: list[int], end: list[int]) -> None:
+        self.highest = highest
+        self.end = end
+        self.rise = sum(highest)
+        self.growth = sum(end)
+
+
+Outside = tuple[list[int], int, list[int]]
+"""What a pool held when a block began, and its peak until then."""
 
 
 class Storage:
@@ -117,41 +130,37 @@ class Pool:
             self.peak_components = self.components[:]
             self.peak_components[component] += size
 
-    def enter_repeat(self, repeat: Repeat) -> None:
-        """Begin the one real run, forward or backward, of a block that stands for ``repeat.count`` equal ones.
+    def enter(self, repeat: Repeat) -> Outside:
+        """Begin the one real run, forward or backward, of a block that stands for several equal ones.
 
         The block must be in its steady state: what it leaves alive differs from what it found by a constant, whichever
-        of the equal blocks runs. Then live bytes are linear in the number of the block, and both the peak over all of
-        them and the state after the last follow exactly from one run.
+        of the equal blocks runs. What it hands over to the next one the caller releases with :meth:`hand_over`.
         """
-        repeat.factor = 1
-        repeat.at_entry = self.components[:]
-        repeat.outer_peak = self.peak
-        repeat.outer_components = self.peak_components
+        before = self.components[:], self.peak, self.peak_components
         self.peak = self.live
-        self.peak_components = self.components[:]
+        self.peak_components = before[0]
         self.repeat = repeat
+        return before
 
-    def leave_repeat(self, repeat: Repeat) -> None:
-        """End the run: add what the other ``count - 1`` blocks leave, and take the peak of the first or last of them.
-
-        Storages that outlive the run stand for ``count`` from now on, except those handed over to the next block, which
-        the caller has released with :meth:`hand_over`.
-        """
-        others = repeat.count - 1
-        components = self.components
-        delta = [now - before for now, before in zip(components, repeat.at_entry)]
-        change = sum(delta)
-        if change > 0:
-            self.peak += others * change
-            self.peak_components = [p + others * d for p, d in zip(self.peak_components, delta)]
-        if repeat.outer_peak > self.peak:
-            self.peak = repeat.outer_peak
-            self.peak_components = repeat.outer_components
-        self.components = [c + others * d for c, d in zip(components, delta)]
-        self.live += others * change
-        repeat.factor = repeat.count
+    def leave(self, outside: Outside) -> Change:
+        """End the run and say what it changed."""
+        before, peak, peak_components = outside
+        highest = [at_peak - first for at_peak, first in zip(self.peak_components, before)]
+        end = [now - first for now, first in zip(self.components, before)]
+        if peak >= self.peak:
+            self.peak = peak
+            self.peak_components = peak_components
         self.repeat = None
+        return Change(highest, end)
+
+    def again(self, change: Change) -> None:
+        """Count an equal block, which is not run, from what the one that ran has changed."""
+        components = self.components
+        if self.live + change.rise > self.peak:
+            self.peak = self.live + change.rise
+            self.peak_components = [now + more for now, more in zip(components, change.highest)]
+        self.components = [now + more for now, more in zip(components, change.end)]
+        self.live += change.growth
 
     def hand_over(self, storage: Storage) -> None:
         """Let a block's output (or outgoing gradient) count once: the next equal block makes its own."""

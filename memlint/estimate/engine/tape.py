@@ -11,13 +11,14 @@ from math import prod
 from sys import getrefcount
 from typing import TYPE_CHECKING, Any, Callable, Iterable
 
-from memlint.estimate.engine.graph import Backward, RepeatEdge
+from memlint.estimate.engine.graph import Backward, Block, Visit
 from memlint.estimate.engine.graph import Leaf as Leaf
 from memlint.estimate.engine.graph import Node as Node
 from memlint.estimate.engine.graph import Shape as Shape
 from memlint.estimate.engine.graph import Tensor as Tensor
 from memlint.estimate.engine.pool import ACTIVATIONS, GRADIENTS, TEMPORARIES, Pool, Repeat, Storage
 from memlint.estimate.engine.recompute import checkpoint, replay
+from memlint.estimate.engine.repeat import Opened, revisit
 from memlint.units import DTYPE_BYTES
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ class Tape:
 
     def __init__(self) -> None:
         self.pool = Pool()
-        self.nodes: list[Node | RepeatEdge] = []
+        self.nodes: list[Node] = []
         self.grad_enabled = True
         self.autocast: str | None = None
         self.cast_cache: dict[int, Tensor] = {}
@@ -55,8 +56,8 @@ class Tape:
         """Inside a checkpointed forward: saves are counted, not kept."""
         self.graphless = False
         """Inside the forward of a reentrant checkpoint, which runs without a graph."""
-        self.lingering: list[tuple[Tensor, int]] = []
-        """What Python nodes hold in attributes of their own, and how many equal blocks it stands for."""
+        self.lingering: list[tuple[Tensor, Repeat | None]] = []
+        """What Python nodes hold in attributes of their own, and the equal blocks it stands for."""
         self.saving = -1
         """Index of the node whose saves were the last ones."""
         self.unpacked = False
@@ -113,16 +114,17 @@ class Tape:
             tensor.storage.relabel(ACTIVATIONS)
         repeat = self.pool.repeat
         given = repeat is not None and tensor.storage.repeat is not repeat
-        self.lingering.append((tensor.detach(), repeat.count if repeat is not None and given else 1))
+        self.lingering.append((tensor.detach(), repeat if given else None))
 
     def release(self) -> None:
         """Let go what :meth:`linger` holds: the loss is gone, and with it the graph."""
         while self.lingering:
-            tensor, count = self.lingering.pop()
+            tensor, repeat = self.lingering.pop()
             assert tensor.storage is not None
             size, component = tensor.storage.size, tensor.storage.component
             del tensor
-            self.pool.add((1 - count) * size, component)
+            if repeat is not None:
+                self.pool.add((1 - repeat.factor) * size, component)
 
     def record(
         self,
@@ -167,24 +169,11 @@ class Tape:
         nodes = self.nodes
         while len(nodes) > floor:
             node = nodes.pop()
-            if isinstance(node, RepeatEdge):
-                self._cross(node)
-                continue
-            if node.grad is not None:
+            if node.grad is not None or isinstance(node, Visit):
                 self.execute(node)
             else:
                 node.saved = ()
         self.component = TEMPORARIES
-
-    def _cross(self, edge: RepeatEdge) -> None:
-        """Enter a repeated block at its end, or leave it at its beginning; outgoing gradients count once."""
-        if not edge.opens:
-            self.pool.enter_repeat(edge.repeat)
-            return
-        for node in self.pending:
-            if node.grad is not None and node.grad.storage is not None:
-                self.pool.hand_over(node.grad.storage)
-        self.pool.leave_repeat(edge.repeat)
 
     def execute(self, node: Node) -> None:
         """Run one node on its gradient and pass the results on."""
@@ -192,7 +181,7 @@ class Tape:
         self.component = node.component
         backward = node.backward
         if backward is None:
-            results = replay(self, node)
+            results = revisit(self, node) if isinstance(node, Visit) else replay(self, node)
         else:
             grad = node.grad
             node.grad = None
@@ -276,23 +265,28 @@ class Tape:
         leaf.grad = grad
         leaf.dense = cast
 
-    def repeat_begin(self, count: int, inputs: Iterable[Tensor]) -> Repeat | None:
-        """Begin a block that stands for ``count`` equal ones; None when there is only one."""
-        if count <= 1:
-            return None
-        repeat = Repeat(count)
-        if self.grad_enabled:
-            self.nodes.append(RepeatEdge(repeat, True))
-        self.pool.enter_repeat(repeat)
-        return repeat
+    def begin_block(self, x: Tensor) -> tuple[Opened, Tensor]:
+        """Begin a part of the model that is run once and stands for all equal ones; the input to run it on."""
+        opened = Opened(self, x)
+        return opened, opened.entry(x)
 
-    def repeat_end(self, repeat: Repeat | None, outputs: Iterable[Tensor]) -> None:
-        """End the block begun by :meth:`repeat_begin`; ``outputs`` are what it hands to the next one."""
-        if repeat is None:
-            return
-        for tensor in outputs:
-            if tensor.storage is not None:
-                self.pool.hand_over(tensor.storage)
-        self.pool.leave_repeat(repeat)
-        if self.grad_enabled:
-            self.nodes.append(RepeatEdge(repeat, False))
+    def end_block(
+        self, opened: Opened, out: Tensor, others: Iterable[Tensor] = (), shared: Iterable[Any] = ()
+    ) -> tuple[Block, Tensor]:
+        """End the part begun by :meth:`begin_block`; the block, and its output.
+
+        ``others`` are what else the next block takes over. ``shared`` is what the backward of all equal blocks holds.
+        """
+        return opened.end(self, out, others, shared)
+
+    def repeat_block(self, block: Block, x: Tensor) -> Tensor:
+        """Count a block like one that has run: its output stands in the place of ``x``."""
+        self.pool.again(block.forward)
+        self.host_bytes += block.host_bytes
+        block.made.factor += 1
+        if block.root is None:
+            return x
+        block.visits += 1
+        visit = Visit(block, x, self.component)
+        self.nodes.append(visit)
+        return Tensor(x.shape, x.dtype, x.storage, visit)

@@ -20,15 +20,21 @@ from memlint.models.architecture import Architecture
 from memlint.units import DTYPE_BYTES
 
 Kind = tuple[str, str | None, bool]
-"""Which tokens a layer sees (full, sliding); whether it stores or reuses keys and values; first or last of its sort."""
+"""Which tokens a layer sees (full, sliding); whether it stores or reuses keys and values; whether it is like no other.
+"""
 
 
 def kinds_of(a: Architecture) -> list[Kind]:
-    """The kind of each layer. The last of a sort makes the first gradient of what all share; with the first it ends."""
+    """The kind of each layer.
+
+    The last of a sort makes the first gradient of what all share. A graph that stored keys and values keeps alive holds
+    the gradient handed to the layer before.
+    """
     types = ["sliding" if t == "sliding_attention" else "full" for t in a.get("layer_types")]
     modes = sharing(types, int(a.get("num_kv_shared_layers", 0)))
-    places = {kind: [i for i, t in enumerate(types) if t == kind] for kind in set(types)}
-    return [(t, mode, i in (places[t][0], places[t][-1])) for i, (t, mode) in enumerate(zip(types, modes))]
+    last = {kind: index for index, kind in enumerate(types)}
+    following = [*modes[1:], None]
+    return [(t, modes[i], i == last[t] or following[i] == "store") for i, t in enumerate(types)]
 
 
 class Attention:

@@ -111,7 +111,8 @@ class TextModel(LlamaModel):
             block = Block(a, build, kind, run[index], env)
             return lambda f, x, *states: block(f, x)
 
-        return Stack(b, ["cross" if i in crossing else "full" for i in run], make)
+        kinds = ["cross" if i in crossing else "full" for i in run]
+        return Stack(b, kinds, make, alone=[index for index, kind in enumerate(kinds) if kind == "cross"][-1:])
 
     def body(self, f: Tape, x: Tensor, batch: Batch) -> Tensor:
         """Layers and final norm; ``env.state['states']`` are the tower's projected states."""
