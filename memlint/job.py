@@ -70,8 +70,16 @@ class Parallelism:
     Hugging Face filler's ``auto``: hidden_size^2, and 0.9 hidden_size^2 to prefetch, 10 hidden_size to persist
     (transformers 5.24 integrations/deepspeed.py)."""
     allgather_bucket_elements: int | None = None
+    """Without an effect on memory: see memlint/estimate/zero.py."""
     prefetch_bucket_elements: int | None = None
     persistence_threshold_elements: int | None = None
+    max_live_elements: int | None = None
+    """DeepSpeed stage3_max_live_parameters; None (here and in the next three): its default."""
+    max_reuse_elements: int | None = None
+    """DeepSpeed stage3_max_reuse_distance."""
+    sub_group_elements: int | None = None
+    """DeepSpeed sub_group_size: what one call of the optimizer updates in stage 3."""
+    contiguous_gradients: bool | None = None
     overlap_comm: bool | None = None
     gradient_as_bucket_view: bool = False
     wrap: str = "layer"

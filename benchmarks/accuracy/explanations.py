@@ -62,7 +62,7 @@ def explain(prediction: Prediction) -> str | None:
         return f"{_GPTQ}; {text}" if "gptq" in row["param_dtype"] else text
     if row.framework == "qwen-finetune" and row["sharding"].startswith("zero"):
         return (
-            "DeepSpeed on one GPU: its flat buffers (fp16 copies, reduce buckets of the `auto` sizes) are counted, "
+            "DeepSpeed on one GPU: its flat buffers (fp16 copies, reduce buckets of its own file's sizes) are counted, "
             "their fragmentation is not; the version is not stated. " + (_GPTQ if row["method"] == "qlora" else "")
         )
     if row.framework == "qwen-finetune":

@@ -214,11 +214,26 @@ def _loss(row: Row) -> str:
     return {"chunked": "fused", "liger": "fused"}.get(row["fused_ce"], "standard")
 
 
+_QWEN_ZERO: dict[str, dict[str, Any]] = {
+    "zero2": {"reduce_bucket_elements": 200_000_000, "overlap_comm": True},
+    "zero3": {
+        "reduce_bucket_elements": -1,
+        "prefetch_bucket_elements": -1,
+        "persistence_threshold_elements": -1,
+        "overlap_comm": True,
+    },
+}
+"""github.com/QwenLM/Qwen finetune/ds_config_zero2.json and ds_config_zero3.json, which its README's runs used."""
+
+
 def _parallelism(row: Row) -> Parallelism:
     strategy = row["sharding"] or "none"
     if strategy not in ("none", "zero2", "zero3"):
         raise Inexpressible(f"sharding {strategy}")
-    return Parallelism(strategy=strategy, gpus=1, offload="all" if row["cpu_offload"] == "yes" else "none")
+    found = Parallelism(strategy=strategy, gpus=1, offload="all" if row["cpu_offload"] == "yes" else "none")
+    if row.framework == "qwen-finetune":
+        return replace(found, **_QWEN_ZERO.get(strategy, {}))
+    return found
 
 
 def _precision(row: Row) -> Precision:

@@ -115,11 +115,17 @@ class Axolotl:
         The edits are applied, the result is read again, and only edits that keep their promise are returned.
         """
         from memlint.dialects.axolotl_express import express
+        from memlint.dialects.deepspeed_express import express_buffers
         from memlint.dialects.promises import kept, spread
 
-        asked = spread(changes)
+        buffers = express_buffers(changes, document, job)
+        if buffers is None:
+            return None
+        asked = spread(buffers[1])
         edits = tuple(express(asked, document, job).values())
-        return edits if edits and kept(self, document, edits, asked, job.parallelism.gpus) else None
+        if asked and not (edits and kept(self, document, edits, asked, job.parallelism.gpus)):
+            return None
+        return (*edits, *buffers[0]) or None
 
 
 AXOLOTL = Axolotl()

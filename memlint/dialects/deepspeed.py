@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any, Mapping
 
 from memlint.dialects.base import JobDraft, Problem, ReadContext, Reading
-from memlint.dialects.deepspeed_config import TOP_KEYS, DeepSpeedSettings, batch_problem, read_config
+from memlint.dialects.deepspeed_config import SIZES, TOP_KEYS, DeepSpeedSettings, batch_problem, read_config
 from memlint.dialects.values import Section, as_mapping, show
 from memlint.document.model import Document
 from memlint.findings import KeyEdit
-from memlint.job import KeyPath, TrainingJob
+from memlint.job import TrainingJob
 from memlint.records import replace
 
 VERSION = "0.19.8"
@@ -49,35 +49,12 @@ class DeepSpeed:
 
     def express(self, changes: Mapping[str, Any], document: Document, job: TrainingJob) -> tuple[KeyEdit, ...] | None:
         """Write sharding and offload; the rest belongs to the training file."""
-        return express_deepspeed(changes)
+        from memlint.dialects.deepspeed_express import express_deepspeed
+
+        return express_deepspeed(changes, data=document.mapping)
 
 
 DEEPSPEED = DeepSpeed()
-
-
-def express_deepspeed(
-    changes: Mapping[str, Any], *, prefix: KeyPath = (), file: str | None = None
-) -> tuple[KeyEdit, ...] | None:
-    """Write ``parallelism.strategy`` and ``parallelism.offload`` as DeepSpeed keys; None for any other field."""
-    edits: list[KeyEdit] = []
-    zero = (*prefix, "zero_optimization")
-    stages = {"zero1": 1, "zero2": 2, "zero3": 3}
-    for field, value in changes.items():
-        if field == "parallelism.strategy" and value in stages:
-            edits.append(KeyEdit(path=(*zero, "stage"), value=stages[value], file=file))
-        elif field == "parallelism.offload" and value in ("none", "optimizer", "all"):
-            for key, on in (("offload_optimizer", value in ("optimizer", "all")), ("offload_param", value == "all")):
-                if on:
-                    edits.append(KeyEdit(path=(*zero, key), value={"device": "cpu", "pin_memory": True}, file=file))
-                else:
-                    edits.append(KeyEdit(path=(*zero, key), delete=True, file=file))
-        elif field == "parallelism.reduce_bucket_elements" and isinstance(value, int):
-            edits.append(KeyEdit(path=(*zero, "reduce_bucket_size"), value=value, file=file))
-        elif field == "parallelism.overlap_comm" and isinstance(value, bool):
-            edits.append(KeyEdit(path=(*zero, "overlap_comm"), value=value, file=file))
-        else:
-            return None
-    return tuple(edits)
 
 
 def find_config(
@@ -171,10 +148,8 @@ def apply_settings(draft: JobDraft, settings: DeepSpeedSettings, section: Sectio
         kind = "all" if offload_optimizer and offload_param else "parameters" if offload_param else "optimizer"
         put("parallelism.offload", kind, "offload_param" if offload_param else "offload_optimizer")
     for name, field in (
-        ("parallelism.reduce_bucket_elements", "reduce_bucket"),
-        ("parallelism.allgather_bucket_elements", "allgather_bucket"),
-        ("parallelism.prefetch_bucket_elements", "prefetch_bucket"),
-        ("parallelism.persistence_threshold_elements", "persistence_threshold"),
+        *[(name, field) for name, (field, _, _) in SIZES.items()],
+        ("parallelism.contiguous_gradients", "contiguous_gradients"),
         ("parallelism.overlap_comm", "overlap_comm"),
     ):
         value = getattr(settings, field)

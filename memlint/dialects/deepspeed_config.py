@@ -47,6 +47,26 @@ ZERO_KEYS = words(
     compute_grad_norm zenflow"""
 )
 
+SIZES: dict[str, tuple[str, tuple[str, ...], bool]] = {
+    "parallelism.reduce_bucket_elements": ("reduce_bucket", ("reduce_bucket_size",), True),
+    "parallelism.allgather_bucket_elements": ("allgather_bucket", ("allgather_bucket_size",), True),
+    "parallelism.prefetch_bucket_elements": (
+        "prefetch_bucket",
+        ("stage3_prefetch_bucket_size", "prefetch_bucket_size"),
+        True,
+    ),
+    "parallelism.persistence_threshold_elements": (
+        "persistence_threshold",
+        ("stage3_param_persistence_threshold", "param_persistence_threshold"),
+        True,
+    ),
+    "parallelism.max_live_elements": ("max_live", ("stage3_max_live_parameters", "max_live_parameters"), False),
+    "parallelism.max_reuse_elements": ("max_reuse", ("stage3_max_reuse_distance", "max_reuse_distance"), False),
+    "parallelism.sub_group_elements": ("sub_group", ("sub_group_size",), False),
+}
+"""Native field -> settings field, its keys (DeepSpeed takes the names without ``stage3_`` too), and whether the Hugging
+Face integration fills in an ``auto``. Sizes in elements."""
+
 _DEVICES = ("none", "cpu", "nvme")
 _WANTED_TOP = (
     "train_batch_size",
@@ -64,6 +84,10 @@ _WANTED_ZERO = (
     "overlap_comm",
     "stage3_prefetch_bucket_size",
     "stage3_param_persistence_threshold",
+    "stage3_max_live_parameters",
+    "stage3_max_reuse_distance",
+    "sub_group_size",
+    "contiguous_gradients",
 )
 
 OPTIMIZERS: dict[str, str] = {
@@ -106,6 +130,10 @@ class DeepSpeedSettings:
     allgather_bucket: int | None = None
     prefetch_bucket: int | None = None
     persistence_threshold: int | None = None
+    max_live: int | None = None
+    max_reuse: int | None = None
+    sub_group: int | None = None
+    contiguous_gradients: bool | None = None
     overlap_comm: bool | None = None
     optimizer: str | None = None
     """Native name of ``optimizer.type``; None: the client's optimizer."""
@@ -233,15 +261,16 @@ def _zero(zero: Section, keep: Any) -> None:
                 label="ignored",
                 on_key=True,
             )
-    for field, names in (
-        ("reduce_bucket", ("reduce_bucket_size",)),
-        ("allgather_bucket", ("allgather_bucket_size",)),
-        ("prefetch_bucket", ("stage3_prefetch_bucket_size", "prefetch_bucket_size")),
-        ("persistence_threshold", ("stage3_param_persistence_threshold", "param_persistence_threshold")),
-    ):
+    for field, names, fills_in in SIZES.values():
         name = zero.has(*names)
-        if name is not None:
-            keep(field, zero, name, AUTO if is_auto(zero.raw(name)) else zero.integer(name, minimum=0))
+        if name is None:
+            continue
+        automatic = is_auto(zero.raw(name))
+        if automatic and not fills_in:
+            zero.bad(name, "a whole number: nothing fills in an `auto` here")
+        else:
+            keep(field, zero, name, AUTO if automatic else zero.integer(name, minimum=0))
+    keep("contiguous_gradients", zero, "contiguous_gradients", zero.flag("contiguous_gradients"))
     keep("overlap_comm", zero, "overlap_comm", zero.flag("overlap_comm"))
 
 

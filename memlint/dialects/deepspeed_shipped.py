@@ -2,8 +2,7 @@
 
 Only what decides memory is kept: ``zero_optimization``, the precision switches, and the optimizer. Sources:
 axolotl 0.18.0 ``deepspeed_configs/`` (commit 067b021), LLaMA-Factory 0.9.6 ``examples/deepspeed/`` (commit ff6d4d1),
-ms-swift ``swift/config/``. ``sub_group_size`` and the ``gather`` switches do not
-change the step's peak and are left out.
+ms-swift ``swift/config/``. The ``gather`` switches do not change the step's peak and are left out.
 """
 
 from __future__ import annotations
@@ -18,9 +17,21 @@ _AUTO_BUCKETS = {
     "stage3_prefetch_bucket_size": "auto",
     "stage3_param_persistence_threshold": "auto",
 }
-_AXOLOTL_3 = {"stage": 3, "overlap_comm": True, "contiguous_gradients": True, **_AUTO_BUCKETS}
+_AXOLOTL_3 = {
+    "stage": 3,
+    "overlap_comm": True,
+    "contiguous_gradients": True,
+    "sub_group_size": 0,
+    "stage3_max_live_parameters": 0,
+    "stage3_max_reuse_distance": 0,
+    **_AUTO_BUCKETS,
+}
 _AXOLOTL_2 = {"stage": 2, "offload_optimizer": {"device": "cpu"}, "contiguous_gradients": True, "overlap_comm": True}
-_LIMITS = {"stage3_max_live_parameters": 10**9, "stage3_max_reuse_distance": 10**9}
+_LIMITS = {
+    "sub_group_size": 10**9,
+    "stage3_max_live_parameters": 10**9,
+    "stage3_max_reuse_distance": 10**9,
+}
 _FACTORY = {"overlap_comm": False, "contiguous_gradients": True}
 _FACTORY_BUCKETS = {**_FACTORY, "allgather_bucket_size": 5 * 10**8, "reduce_bucket_size": 5 * 10**8}
 _FACTORY_3 = {"stage": 3, **_FACTORY, **_AUTO_BUCKETS, **_LIMITS}

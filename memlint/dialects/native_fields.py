@@ -176,12 +176,22 @@ PARALLELISM: dict[str, Field] = {
     "reduce_bucket_elements": _count(
         "DeepSpeed reduce bucket; -1: hidden_size^2", _ELEMENTS, minimum=-1, nullable=True
     ),
-    "allgather_bucket_elements": _count("DeepSpeed allgather bucket", _ELEMENTS, minimum=-1, nullable=True),
+    "allgather_bucket_elements": _count(
+        "DeepSpeed allgather bucket; without an effect on memory", _ELEMENTS, minimum=-1, nullable=True
+    ),
     "prefetch_bucket_elements": _count("ZeRO-3 prefetch bucket", _ELEMENTS, minimum=-1, nullable=True),
     "persistence_threshold_elements": _count(
         "ZeRO-3: parameters below it stay replicated", _ELEMENTS, minimum=-1, nullable=True
     ),
-    "overlap_comm": Field("boolean", "DeepSpeed: a second reduce bucket", nullable=True),
+    "max_live_elements": _count(
+        "ZeRO-3: parameters gathered at a time, as far as they are prefetched", _ELEMENTS, minimum=0, nullable=True
+    ),
+    "max_reuse_elements": _count(
+        "ZeRO-3: parameters used again within it stay gathered", _ELEMENTS, minimum=0, nullable=True
+    ),
+    "sub_group_elements": _count("ZeRO-3: what one call of the optimizer updates", _ELEMENTS, minimum=0, nullable=True),
+    "contiguous_gradients": Field("boolean", "DeepSpeed: gradients are copied into a reduce bucket", nullable=True),
+    "overlap_comm": Field("boolean", "DeepSpeed: a second reduce bucket in stages 1 and 2", nullable=True),
     "gradient_as_bucket_view": _flag("DDP gradients are views of its buckets"),
     "wrap": Field("choice", "FSDP unit", ("layer", "none", "size")),
     "state_dict": Field("choice", "form of an FSDP checkpoint", ("full", "sharded"), nullable=True),

@@ -9,13 +9,11 @@ from memlint.estimate.units import Unit
 
 
 class Sink:
-    """Takes a finished gradient away from its parameter: into the unit (FSDP, ZeRO-3) or straight into a bucket
-    (ZeRO-2).
-    """
+    """Takes a finished gradient away from its parameter into its FSDP unit."""
 
     __slots__ = ("dtype", "fully", "kept", "unit")
 
-    def __init__(self, unit: Unit | None, kept: int, dtype: str, fully: FullyShard | None) -> None:
+    def __init__(self, unit: Unit, kept: int, dtype: str, fully: FullyShard | None) -> None:
         self.unit = unit
         self.kept = kept
         self.dtype = dtype
@@ -23,17 +21,13 @@ class Sink:
 
     def take(self, f: Tape, leaf: Leaf, grad: Tensor) -> None:
         """Called by the engine with the gradient of one parameter."""
-        if self.fully is not None and self.unit is not None:
+        if self.fully is not None:
             self.fully.take(f, self.unit, leaf, grad, self.dtype)
             return
         if leaf.grad is True:
             kept = 0
         else:
             kept = self.kept
-        if self.unit is None:
-            if kept:
-                f.kept.append(f.new((kept,), "uint8", GRADIENTS))
-            return
         if grad.storage is not None:
             grad.storage.relabel(GRADIENTS)
         unit = self.unit

@@ -1,7 +1,7 @@
 """How parameters, gradients and states are divided over data-parallel GPUs, and the buffers that dividing costs.
 
-Sources: torch 2.13 nn/parallel/distributed.py (DDP buckets); DeepSpeed 0.19 runtime/zero/stage_1_and_2.py, stage3.py,
-config.py (bucket sizes in elements).
+Sources: torch 2.13 nn/parallel/distributed.py (DDP buckets); DeepSpeed 0.19.8 runtime/zero/stage_1_and_2.py, stage3.py
+(when its buffers live: :mod:`memlint.estimate.zero`).
 """
 
 from __future__ import annotations
@@ -15,25 +15,10 @@ from memlint.estimate.fully_shard import FullyShard, padded
 from memlint.estimate.gradient_sink import Sink
 from memlint.estimate.records import Record, Slot
 from memlint.estimate.units import Unit
+from memlint.estimate.zero import Zero
 from memlint.job import TrainingJob
 from memlint.records import dataclass, field
 from memlint.units import DTYPE_BYTES
-
-BUCKET_ELEMENTS = 500_000_000
-"""reduce_bucket_size and allgather_bucket_size: runtime/zero/config.py, DeepSpeed 0.19."""
-PREFETCH_ELEMENTS = 50_000_000
-"""stage3_prefetch_bucket_size, same file."""
-
-
-def _bucket(job: TrainingJob) -> int:
-    """reduce_bucket_size in elements; "auto" (-1) becomes hidden_size squared under the HF integration.
-
-    transformers 5.24 integrations/deepspeed.py trainer_config_finalize.
-    """
-    stated = job.parallelism.reduce_bucket_elements
-    if stated == -1 and job.architecture is not None:
-        return job.architecture.hidden_size**2
-    return stated if stated and stated > 0 else BUCKET_ELEMENTS
 
 
 @dataclass(slots=True)
@@ -49,12 +34,12 @@ class Sharding:
     gradient: str | None
     offload: str
     reshard: bool
-    bucket_elements: int
-    overlap: bool
     bucket_view: bool
     wrap: str
     fully: FullyShard | None = None
-    """FSDP2's own lifetimes; None: those of DeepSpeed and FSDP1, where a unit is gathered into its parameters."""
+    """FSDP2's own lifetimes; None: those of FSDP1, where a unit is gathered into its parameters."""
+    zero: Zero | None = None
+    """DeepSpeed's own lifetimes."""
     current: Unit | None = None
     units: list[Unit] = field(default_factory=list)
 
@@ -72,7 +57,6 @@ class Sharding:
             kind = "fetched"
         divided = parallelism.shard if parallelism.strategy == "hsdp" and parallelism.shard else world
         compute = precision.autocast or precision.weights
-        overlap = parallelism.overlap_comm
         fully = None
         if kind == "fsdp" and parallelism.strategy != "fsdp1":
             fully = FullyShard(
@@ -92,9 +76,7 @@ class Sharding:
             gradient=precision.gradients,
             offload=parallelism.offload,
             reshard=parallelism.reshard_after_forward,
-            bucket_elements=_bucket(job),
-            # overlap_comm unset means true for stage 3 only (runtime/zero/config.py overlap_comm_valid)
-            overlap=kind == "zero3" if overlap is None else overlap,
+            zero=Zero(job, int(kind[-1]), max(1, divided), compute) if kind in ("zero1", "zero2", "zero3") else None,
             bucket_view=parallelism.gradient_as_bucket_view,
             wrap=parallelism.wrap,
         )
@@ -112,7 +94,7 @@ class Sharding:
     @property
     def deepspeed(self) -> bool:
         """Whether DeepSpeed's optimizer wrapper runs the step."""
-        return self.kind.startswith("zero")
+        return self.zero is not None
 
     def part(self, elements: int) -> int:
         """Elements of one rank's share (padded)."""
@@ -122,6 +104,8 @@ class Sharding:
         """Bytes of a parameter tensor as it rests on one GPU."""
         if not self.gathers or (self.kind == "fetched" and record.trainable):
             return sum([rounded(b) for b in record.blocks])
+        if self.zero is not None and self.zero.gathers and self.zero.persists(record.numel):
+            return sum([rounded(b) + rounded(-(-b // self.world)) for b in record.blocks])
         if self.offload in ("parameters", "all"):
             return 0
         if self.kind == "fsdp" and len(record.blocks) == 1 and record.numel:
@@ -172,18 +156,16 @@ class Sharding:
 
     def static_communication(self, slots: list[Slot]) -> int:
         """Buffers that live through the whole step."""
-        trainable = sum(s.numel * s.count for s in slots)
-        size = DTYPE_BYTES[self.compute]
         if self.kind == "ddp":
             return 0 if self.bucket_view else sum(s.count * rounded(s.numel * DTYPE_BYTES[s.grad_dtype]) for s in slots)
-        if self.deepspeed and trainable:
-            buckets = 2 if self.overlap else 1
-            return buckets * min(self.bucket_elements, trainable) * size
+        if self.zero is not None:
+            self.zero.settle(slots)
+            return self.zero.static_bytes()
         return 0
 
-    def unit(self) -> Unit:
-        """Begin a unit; parameters made from now on belong to it."""
-        self.current = Unit()
+    def unit(self, count: int = 1) -> Unit:
+        """Begin a unit, which stands for ``count`` equal ones; parameters made from now on belong to it."""
+        self.current = Unit(count=count)
         self.units.append(self.current)
         return self.current
 
@@ -209,6 +191,11 @@ class Sharding:
             return
         unit = self.current
         elements = prod(shape)
+        if self.zero is not None:
+            self.zero.adopt(None if unit is self.units[0] else unit, elements, compute_bytes)
+            if leaf is not None:
+                leaf.sink = self.zero.take
+            return
         if self.fully is not None:
             if unit is self.units[0]:
                 unit = self.fully.end_of(name) or unit
@@ -221,11 +208,12 @@ class Sharding:
         if leaf is None:
             return
         kept = 0 if self.host_states else self.part(elements) * DTYPE_BYTES[grad_dtype]
-        leaf.sink = Sink(unit if self.gathers else None, kept, grad_dtype, self.fully).take
+        assert unit is not None
+        leaf.sink = Sink(unit, kept, grad_dtype, self.fully).take
 
     def run(self, f: Tape, unit: Unit | None, block: Callable[..., Tensor], x: Tensor, *others: Tensor) -> Tensor:
         """Run a layer with its parameters gathered, in forward and again around its backward."""
-        if unit is None or not self.gathers:
+        if unit is None or not self.gathers or self.zero is not None:
             return block(f, x, *others)
         if self.fully is not None:
             return self.fully.run(f, unit, block, x, others)
@@ -245,11 +233,18 @@ class Sharding:
         """Gather what is outside all layers before the forward; it stays until backward ends."""
         if self.fully is not None:
             self.fully.begin(f, root)
+        elif self.zero is not None:
+            self.zero.begin(f)
         elif self.gathers:
             self.gather(f, root)
 
-    def finish(self, f: Tape) -> None:
-        """End of backward: reduce what is left (units whose input needed no gradient, and the root)."""
+    def finish(self, f: Tape, leaves: list[Leaf], resting: int) -> None:
+        """End of backward: reduce what is left (units whose input needed no gradient, and the root); ``resting``: bytes
+        of gradients from before it.
+        """
+        if self.zero is not None:
+            self.zero.finish(f, leaves, resting)
+            return
         if not self.gathers:
             return
         if self.fully is not None:

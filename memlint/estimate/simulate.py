@@ -102,7 +102,13 @@ def run_step(
     pool.add(states, OPTIMIZER)
     pool.add(sharding.static_communication(trained), COMMUNICATION)
     gradients = sharding.gradient_bytes(trained)
-    if training.gradient_accumulation_steps > 1 and not training.optimizer_in_backward:
+    zero = sharding.zero
+    resting = 0
+    if (training.gradient_accumulation_steps > 1 or (zero is not None and zero.stage == 3)) and not (
+        training.optimizer_in_backward
+    ):
+        # Stage 3 makes the tensor of its part of the gradients once (stage3.py grad_partitions_flat_buffer).
+        resting = gradients
         pool.add(gradients, GRADIENTS)
         for leaf in build.leaves:
             leaf.grad = True
@@ -134,11 +140,14 @@ def run_step(
     del root, seed
     tape.release()
     env.state.clear()
-    sharding.finish(tape)
+    sharding.finish(tape, build.leaves, resting)
     decomposed = pool.peak_components[DECOMPOSED] > 0
     _phase(tape, "backward", timeline)
+    if zero is not None:
+        zero.norm(pool)
     if training.max_grad_norm is not None and trained:
-        pool.touch(clip_temporary_bytes(sharding.slots(trained, master=False)), TEMPORARIES)
+        if zero is None:
+            pool.touch(clip_temporary_bytes(sharding.slots(trained, master=False)), TEMPORARIES)
         _phase(tape, "clip", timeline)
     old = before(job, "torch", 2, 1)
     if sharding.host_states:
@@ -149,19 +158,15 @@ def run_step(
         each = [step_temporary_bytes(training.optimizer, [slot], forced, two_lists=old) for slot in alone]
         temporary = max([0, *each])
     else:
-        temporary = step_temporary_bytes(training.optimizer, slots, forced, two_lists=old)
-    if sharding.deepspeed and master and not sharding.host_states:
-        # step() flattens this rank's gradients into fp32 (stage_1_and_2.py single_grad_partition, stage3.py sub groups
-        # of 1e9).
-        temporary += rounded(4 * min(SUB_GROUP_ELEMENTS, sum(s.numel * s.count for s in slots)))
-    pool.touch(temporary, TEMPORARIES)
+        updated = slots if zero is None else zero.updated(slots)
+        temporary = step_temporary_bytes(training.optimizer, updated, forced, two_lists=old)
+    if zero is not None:
+        zero.step(pool, slots, temporary, master=master)
+    else:
+        pool.touch(temporary, TEMPORARIES)
     _phase(tape, "optimizer", timeline)
     static = {"parameters": parameters, "gradients": gradients, "optimizer_states": states}
     return Step(build, timeline, static, forward_end, host + tape.host_bytes, decomposed)
-
-
-SUB_GROUP_ELEMENTS = 1_000_000_000
-"""sub_group_size: DeepSpeed 0.19 runtime/zero/config.py."""
 
 
 def _step_at_once(tape: Tape, leaf: Leaf, grad: Tensor) -> None:

@@ -123,7 +123,7 @@ class Stack:
 
         def layer(index: int, count: int = 1) -> Place:
             build.layer_frozen = trained is not None and not _trains(index, total, trained)
-            unit = self.sharding.unit() if self.sharding.wrap == "layer" else None
+            unit = self.sharding.unit(count) if self.sharding.wrap == "layer" else None
             made = make(build, kinds[index], index)
             build.layer_frozen = False
             self.sharding.current = build.root
@@ -131,7 +131,7 @@ class Stack:
 
         if full or build.run_all_layers:
             self.parts = [Part([layer(index)], 1) for index in range(total)]
-        elif self.sharding.fully is not None:
+        elif self.sharding.fully is not None or self.sharding.zero is not None:
             self._periods(build, layer)
         else:
             self._alike(build, layer)
@@ -195,7 +195,8 @@ class Stack:
             if opened is not None:
                 shared = [shared_by(env, layer) for index, layer, _ in part.layers if env.checkpointed(index)]
                 done[part], x = f.end_block(opened, x, () if held is None else (held,), shared)
-        return x if fully is None else fully.after_layers(f, x)
+        last = fully or self.sharding.zero
+        return x if last is None else last.after_layers(f, x)
 
     def _keep(self, part: Part, x: Tensor | None = None) -> None:
         if not self.keeps:

@@ -10,6 +10,8 @@ from memlint.records import dataclass, field
 class Unit:
     """A layer, or what is outside all layers. Sizes in bytes unless they say elements."""
 
+    count: int = 1
+    """How many equal layers it stands for."""
     gathered_bytes: int = 0
     """What one collective gathers."""
     whole_bytes: int = 0

@@ -72,32 +72,6 @@ def evaluation_batches(job: TrainingJob) -> tuple[Remedy, ...]:
     )
 
 
-BUCKET_ELEMENTS = 50_000_000
-"""A tenth of DeepSpeed's default of 5e8 (runtime/zero/config.py, 0.19): 100 MB in half precision."""
-
-
-def buckets(job: TrainingJob) -> tuple[Remedy, ...]:
-    """Smaller reduction buckets, where DeepSpeed divides the job already."""
-    parallelism = job.parallelism
-    elements = parallelism.reduce_bucket_elements
-    if not parallelism.strategy.startswith("zero") or (elements is not None and elements <= BUCKET_ELEMENTS):
-        return ()
-    return (
-        Remedy(
-            name="reduce-bucket",
-            dimension="buckets",
-            words="smaller reduction buckets",
-            changes={"parallelism.reduce_bucket_elements": BUCKET_ELEMENTS},
-            cost=Cost(
-                sentence="more and smaller messages between GPUs",
-                source="DeepSpeed docs, config-json: reduce_bucket_size limits the memory of the allreduce",
-            ),
-            rank={"kernel": 1},
-            safe=True,
-        ),
-    )
-
-
 _SHARDED: tuple[tuple[str, str, int, int, str, str], ...] = (
     ("zero1", "none", 1, 0, "ZeRO-1", "the volume of plain data parallelism; optimizer states divided"),
     ("zero2", "none", 2, 0, "ZeRO-2", "the volume of plain data parallelism; states and gradients divided"),

@@ -31,7 +31,8 @@ class Search:
         priced.sort()
         self._prices = [cost for cost, _ in priced]
         self._choices = [choice for _, choice in priced]
-        self._apart = _apart(evaluator)
+        self._apart = [_apart(evaluator, order[len(order) - depth :]) for depth in range(len(order) + 1)]
+        """By depth, which is the number of categories whose price is given, dearest first."""
         self._probed: dict[tuple[int, int], tuple[Choice, ...]] = {}
         self._lowest: tuple[Choice, Outcome] | None = None
 
@@ -43,7 +44,7 @@ class Search:
     def _find(self, accept: Accept, low: int, high: int, depth: int) -> Choice | None:
         if self._prices[low] == self._prices[high - 1]:
             return next((choice for choice in self._choices[low:high] if self._accepted(choice, accept)), None)
-        if not any(self._accepted(choice, accept) for choice in self._probes(low, high)):
+        if not any(self._accepted(choice, accept) for choice in self._probes(low, high, depth)):
             return None
         start = low
         while start < high:
@@ -61,7 +62,7 @@ class Search:
         outcome = self._evaluate(choice)
         return outcome is not None and accept(outcome.estimate)
 
-    def _probes(self, low: int, high: int) -> Iterator[Choice]:
+    def _probes(self, low: int, high: int, depth: int) -> Iterator[Choice]:
         """The members of a group that could save most: near the choice of the smallest peak, and the strongest."""
         key = (low, high)
         if key not in self._probed:
@@ -73,17 +74,18 @@ class Search:
                     self._choices[low:high],
                     lambda choice: (sum(a == b for a, b in zip(choice, goal, strict=True)), sum(choice)),
                 )
-            self._probed[key] = tuple(dict.fromkeys(near + self._strongest(low, high)))
+            self._probed[key] = tuple(dict.fromkeys(near + self._strongest(low, high, depth)))
         yield from self._probed[key]
 
-    def _strongest(self, low: int, high: int) -> list[Choice]:
+    def _strongest(self, low: int, high: int, depth: int) -> list[Choice]:
         """The strongest possible members of a group: one for each way to shard and each optimizer in it.
 
         These two are no ladder: which saves most depends on the model (Adafactor's step holds copies of the largest
         matrix) and on each other. Nor are dimensions that share a category, where one is bought instead of the other,
         nor the first step of a smaller micro batch, which brings accumulation: gradients stay alive in the forward.
+        Kernels and buffers are ladders all, so as long as their price is open the strongest takes all of them.
         """
-        places = self._apart
+        places = self._apart[depth]
         members: dict[Choice, list[Choice]] = {}
         for choice in self._choices[low:high]:
             members.setdefault(tuple(min(choice[place], most) for place, most in places), []).append(choice)
@@ -117,7 +119,9 @@ class Search:
     def lowest(self) -> tuple[Choice, Outcome] | None:
         """Return the choice of the smallest peak: from the strongest, dimension by dimension as long as it helps."""
         if self._lowest is None:
-            starts = [choice for choice in self._strongest(0, len(self._choices)) if self._evaluate(choice) is not None]
+            starts = [
+                choice for choice in self._strongest(0, len(self._choices), 0) if self._evaluate(choice) is not None
+            ]
             if starts:
                 self._lowest = self._descend(min(starts, key=self._size))
         return self._lowest
@@ -144,7 +148,7 @@ class Search:
         return choice, outcome
 
 
-_MONOTONE = ("attention", "loss")
+_MONOTONE = ("attention", "loss", "buckets", "gathering", "persistence", "sub-group")
 """Dimensions whose last remedy never needs more than the others."""
 
 _NO_LADDER = ("optimizer", "sharding")
@@ -153,15 +157,23 @@ _TRIED = 12
 """How many of a group's strongest members are tried for one that is possible."""
 
 
-def _apart(evaluator: Evaluator) -> list[tuple[int, int]]:
-    """Places of the dimensions that are no ladder or not alone in a category, and how many options are told apart."""
+def _apart(evaluator: Evaluator, given: tuple[str, ...]) -> list[tuple[int, int]]:
+    """Places of the dimensions that are no ladder or not alone in a category, and how many options are told apart.
+
+    One whose stronger option never needs more counts only in a category whose price is ``given``.
+    """
     paid: dict[str, set[int]] = {}
     for place, dimension in enumerate(evaluator.dimensions):
         for remedy in dimension.remedies:
             for category in remedy.rank:
                 if category != "free":
                     paid.setdefault(category, set()).add(place)
-    shared = {place for places in paid.values() if len(places) > 1 for place in places}
+    shared = {
+        place
+        for category, places in paid.items()
+        for place in places
+        if len(places) > 1 and (category in given or evaluator.dimensions[place].name not in _MONOTONE)
+    }
     named = {place for place, one in enumerate(evaluator.dimensions) if one.name in _NO_LADDER}
     batch = [(place, 1) for place, one in enumerate(evaluator.dimensions) if one.name == "batch"]
     return [(place, len(evaluator.dimensions[place].remedies)) for place in sorted(shared | named)] + batch

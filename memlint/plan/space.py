@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Mapping
 
-from memlint.plan import options, options_scale
+from memlint.plan import options, options_scale, options_zero
 from memlint.plan.options_checkpointing import checkpointing
 from memlint.plan.remedy import Remedy
 from memlint.records import dataclass
@@ -24,6 +24,9 @@ DIMENSIONS = (
     "batch",
     "evaluation",
     "buckets",
+    "gathering",
+    "persistence",
+    "sub-group",
     "sharding",
     "tensor",
 )
@@ -70,7 +73,10 @@ def remedy_space(setting: Setting) -> tuple[Dimension, ...]:
         "step-in-backward": options.step_in_backward(setting.job),
         "batch": options_scale.micro_batches(setting.job, faster=setting.faster),
         "evaluation": options_scale.evaluation_batches(setting.job) if setting.evaluation else (),
-        "buckets": options_scale.buckets(setting.job),
+        "buckets": options_zero.buckets(setting.job),
+        "gathering": options_zero.gathering(setting.job, setting.parameters),
+        "persistence": options_zero.persistence(setting.job),
+        "sub-group": options_zero.sub_group(setting.job, setting.parameters, setting.gpus),
         "sharding": options_scale.sharding(setting.job, setting.gpus),
         "tensor": (
             options_scale.tensor_parallel(setting.job, setting.gpus, setting.gpus_of_node) if setting.wide else ()

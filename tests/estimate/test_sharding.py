@@ -17,7 +17,10 @@ MIXED = Precision(weights="fp32", autocast="bf16")
 def step(strategy: str, world: int, offload: str = "none", **changes: Any) -> Any:
     precision = HALF if strategy.startswith("zero") else MIXED
     fields = {"parallelism.strategy": strategy, "parallelism.offload": offload, "training.precision": precision}
-    return run_step(job({**fields, "parallelism.reduce_bucket_elements": 1_000_000, **changes}), None, world=world)
+    buffers = ("persistence_threshold", "prefetch_bucket", "max_reuse")
+    sizes = {f"parallelism.{name}_elements": 0 for name in buffers}
+    sizes["parallelism.reduce_bucket_elements"] = 1_000_000
+    return run_step(job({**fields, **sizes, **changes}), None, world=world)
 
 
 def peak(result: Any) -> int:
@@ -33,13 +36,17 @@ def test_ddp_holds_everything_and_buckets_as_large_as_the_gradients() -> None:
 
 
 def test_each_zero_stage_divides_one_thing_more() -> None:
-    one, two, three = (step(f"zero{stage}", 8) for stage in (1, 2, 3))
+    accumulated = {"training.gradient_accumulation_steps": 2}
+    one, two, three = (step(f"zero{stage}", 8, **accumulated) for stage in (1, 2, 3))
     parameters = step("none", 1).static["parameters"] // 2
     assert one.static["optimizer_states"] == pytest.approx(12 * parameters / 2 / 8, rel=0.01)
     assert two.static["optimizer_states"] == three.static["optimizer_states"] == one.static["optimizer_states"]
     assert two.static["gradients"] == pytest.approx(one.static["gradients"] / 8, rel=0.02)
     assert three.static["parameters"] == pytest.approx(one.static["parameters"] / 8, rel=0.02)
-    assert one.timeline[-1].peak_bytes > two.timeline[-1].peak_bytes > three.timeline[-1].peak_bytes
+    peaks = [{phase.phase: phase.peak_bytes for phase in result.timeline} for result in (one, two, three)]
+    assert peaks[0]["backward"] > peaks[1]["backward"] > peaks[2]["backward"]
+    first, second, third = (each["optimizer"] for each in peaks)
+    assert first == second > third, "stage 1 keeps only its partition once the backward has reduced"
 
 
 @pytest.mark.parametrize("strategy", ["zero2", "zero3", "fsdp"])

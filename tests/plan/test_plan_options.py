@@ -8,7 +8,7 @@ from memlint.dialects.native import apply_sets
 from memlint.hardware.parse import parse_target
 from memlint.job import Lora, Quantization, TrainingJob, replace_fields
 from memlint.models.resolve import resolve_model
-from memlint.plan import options, options_scale
+from memlint.plan import options, options_scale, options_zero
 from memlint.plan.conflicts import CONFLICTS, contradiction
 from memlint.plan.flops import recompute_share, step_flops
 from memlint.plan.options_checkpointing import checkpointing
@@ -197,9 +197,41 @@ class TestSharding:
         assert options_scale.sharding(job("training.method=qlora", training__quantization=Quantization()), 8) == ()
         assert options_scale.sharding(job("parallelism.tensor=2"), 8) == ()
 
-    def test_smaller_buckets_only_under_deepspeed(self):
-        assert options_scale.buckets(job()) == ()
-        assert options_scale.buckets(job("parallelism.strategy=zero2"))
+
+class TestDeepSpeedBuffers:
+    def names(self, *sets, gpus=2, parameters=10**9):
+        made = job("parallelism.strategy=zero3", *sets)
+        found = (
+            options_zero.buckets(made),
+            options_zero.gathering(made, parameters),
+            options_zero.persistence(made),
+            options_zero.sub_group(made, parameters, gpus),
+        )
+        return [remedy.name for group in found for remedy in group]
+
+    def test_only_under_deepspeed(self):
+        assert options_zero.buckets(job()) == options_zero.gathering(job(), 10**9) == ()
+        assert options_zero.persistence(job()) == options_zero.sub_group(job(), 10**9, 2) == ()
+
+    def test_stage_3_has_all_of_them(self):
+        assert self.names() == ["reduce-bucket", "gathered-parameters", "no-prefetch", "sub-group"]
+        large = self.names("parallelism.persistence_threshold_elements=1000000")
+        assert large == ["reduce-bucket", "gathered-parameters", "no-prefetch", "persistence-threshold", "sub-group"]
+
+    def test_what_is_small_already_is_left(self):
+        small = ("reduce_bucket", "max_live", "max_reuse", "prefetch_bucket", "sub_group")
+        assert self.names(*(f"parallelism.{name}_elements=0" for name in small)) == []
+
+    def test_the_second_bucket_only_below_stage_3_where_communication_overlaps(self):
+        overlapped = job("parallelism.strategy=zero2", "parallelism.overlap_comm=true")
+        assert [r.name for r in options_zero.buckets(overlapped)] == ["reduce-bucket", "one-reduce-bucket"]
+        assert options_zero.buckets(overlapped)[1].changes["parallelism.overlap_comm"] is False
+        assert [r.name for r in options_zero.buckets(job("parallelism.strategy=zero2"))] == ["reduce-bucket"]
+        assert "one-reduce-bucket" not in self.names("parallelism.overlap_comm=true")
+
+    def test_no_sub_group_where_the_cpu_steps_or_the_partition_is_small(self):
+        assert "sub-group" not in self.names("parallelism.offload=optimizer")
+        assert "sub-group" not in self.names(gpus=16)
 
 
 def test_other_methods_are_offered_but_in_no_plan():
