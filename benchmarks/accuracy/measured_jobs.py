@@ -101,7 +101,7 @@ def target_name(row: Row) -> str | None:
 
 def job_of(row: Row) -> TrainingJob:
     """Turn a row into a job. Raises Inexpressible with the reason when it says too little or too much."""
-    if row.gpus > 1:
+    if row.gpus != 1:
         raise Inexpressible("several GPUs")
     if not row["seq_len"].isdigit() or not row["micro_batch"].isdigit():
         raise Inexpressible("length or micro batch is not stated")
@@ -130,7 +130,7 @@ def job_of(row: Row) -> TrainingJob:
             packing="packed" in row["packing_or_real_len"],
             **_lengths(row),
             longest_once="longest" in row["packing_or_real_len"] and "cap" not in row["packing_or_real_len"],
-            gradient_accumulation_steps=int(row["grad_accum"] or 1),
+            gradient_accumulation_steps=_accumulation(row),
             precision=_precision(row),
             optimizer=_optimizer(row),
             optimizer_in_backward="optimizer step in backward" in row["notes"] or "fused into backward" in row["notes"],
@@ -145,6 +145,17 @@ def job_of(row: Row) -> TrainingJob:
         framework=framework,
         versions=_versions(row),
     )
+
+
+def _accumulation(row: Row) -> int:
+    """Micro batches a step; some sources give the global batch instead (``global batch 16``)."""
+    stated = row["grad_accum"] or "1"
+    if stated.isdigit():
+        return int(stated)
+    whole = re.fullmatch(r"global batch (\d+)", stated)
+    if whole is None:
+        raise Inexpressible(f"accumulation {stated}")
+    return max(1, int(whole.group(1)) // int(row["micro_batch"]))
 
 
 def _lengths(row: Row) -> dict[str, Any]:
@@ -284,7 +295,7 @@ def _lora(row: Row) -> Lora:
         targets = tuple(expanded)
     half = framework in ("litgpt", "torchtune")
     return Lora(
-        rank=int(row["lora_rank"] or 8),
+        rank=int(row["lora_rank"]) if row["lora_rank"].isdigit() else 8,
         targets=targets,
         dropout=_dropout(row),
         dora=row["method"] == "dora",

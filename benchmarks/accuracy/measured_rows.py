@@ -56,8 +56,9 @@ class Row:
 
     @property
     def gpus(self) -> int:
-        """Number of GPUs; 1 where the cell is empty."""
-        return int(self["num_gpus"] or 1)
+        """Number of GPUs; 1 where the cell is empty, 0 where it is no number."""
+        stated = self["num_gpus"] or "1"
+        return int(stated) if stated.isdigit() else 0
 
     @property
     def measured_bytes(self) -> int | None:
