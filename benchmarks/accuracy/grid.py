@@ -64,10 +64,10 @@ SETUPS: dict[str, dict[str, Any]] = {
         "training.checkpointing.mode": "full",
     },
 }
-EAGER_ONLY = ("gemma2", "bloom", "deberta-v2")
+EAGER_ONLY = ("gemma2", "bloom", "deberta-v2", "openai-gpt", "roformer", "rembert")
 
 
-UNCHECKPOINTED = ("albert",)
+UNCHECKPOINTED = ("albert", "openai-gpt", "ctrl")
 """Types whose class offers no activation checkpointing."""
 LARGE = ("bf16 checkpointing", "autocast checkpointing", "lora", "lora checkpointing", "bf16 padding")
 """Setups of the models at their own size, at 2048 tokens."""

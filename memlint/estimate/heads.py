@@ -23,7 +23,16 @@ from memlint.estimate.versions import before
 from memlint.models.architecture import Architecture
 from memlint.models.traits import LOSS_IN_OWN_DTYPE, NORMED_HEAD
 
-SCALED_LOGITS = ("granite", "granitemoe", "granitemoehybrid", "granitemoeshared", "cohere", "cohere2", "falcon_h1")
+SCALED_LOGITS = (
+    "granite",
+    "granitemoe",
+    "granitemoehybrid",
+    "granitemoeshared",
+    "cohere",
+    "cohere2",
+    "falcon_h1",
+    "hyperclovax",
+)
 """Model types whose logits are multiplied or divided by a number, always (modeling files of transformers 5.24)."""
 
 

@@ -21,7 +21,7 @@ FAMILIES: dict[str, tuple[str, ...]] = {
         "exaone4 nemotron seed_oss arcee hunyuan_v1_dense bitnet apertus hyperclovax jais2 nanochat"
     ),
     "gpt2": _names(
-        "gpt2 gpt_neo gpt_neox gptj gpt_bigcode opt bloom falcon phi mpt codegen gpt-sw3 openai-gpt biogpt xglm"
+        "gpt2 gpt_neo gpt_neox gptj gpt_bigcode opt bloom falcon phi mpt codegen gpt-sw3 openai-gpt biogpt xglm ctrl"
     ),
     "moe": _names(
         "mixtral qwen2_moe qwen3_moe qwen3_vl_moe_text qwen3_omni_moe_text olmoe flex_olmo dbrx gpt_oss llama4_text glm4_moe "

@@ -121,6 +121,11 @@ def _deepseek(values: Values, stated: Mapping[str, Any]) -> None:
     values["first_k_dense_replace"] = dense if values["n_routed_experts"] else layers(values)
 
 
+def _nomic_bert(values: Values, stated: Mapping[str, Any]) -> None:
+    """NomicBertConfig sets tie_word_embeddings beside its fields."""
+    values["tie_word_embeddings"] = stated.get("tie_word_embeddings") is not False
+
+
 def _paligemma(values: Values, stated: Mapping[str, Any]) -> None:
     text, vision = values.get("text_config"), values.get("vision_config")
     if isinstance(text, dict) and isinstance(vision, dict):
@@ -189,6 +194,7 @@ AFTER: dict[str, Step] = {
     "mpt": _mpt,
     "dbrx": _dbrx,
     "mamba2": _mamba2,
+    "nomic_bert": _nomic_bert,
     "falcon_mamba": _falcon_mamba,
     "bailing_hybrid": _bailing_hybrid,
     "paligemma": _paligemma,

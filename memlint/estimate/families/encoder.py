@@ -31,6 +31,13 @@ MODULES = {
     "mpnet": "mpnet",
     "eurobert": "eurobert",
     "albert": "albert",
+    "nomic_bert": "rotary_bert",
+    "gte": "rotary_bert",
+    "jina_embeddings_v3": "rotary_bert",
+    "esm": "esm",
+    "xlm-roberta-xl": "pre_norm_bert",
+    "roformer": "composed_bert",
+    "rembert": "composed_bert",
 }
 """model_type -> module of this package that holds its ``Model``; modules load on first use."""
 

@@ -22,6 +22,8 @@ MODULES = {
     "mpt": "mpt",
     "xglm": "fairseq_decoders",
     "biogpt": "fairseq_decoders",
+    "openai-gpt": "early_gpt",
+    "ctrl": "early_gpt",
 }
 """model_type -> module of this package that holds its ``Model``; modules load on first use."""
 

@@ -225,6 +225,8 @@ class Model:
         if self.shape.local_rope and len(state["masks"]) > 1:
             state["rope:sliding"] = rotary_tables(f, length, self.rotary, dtype)
         del state
+        if self.shape.normed_embeddings:
+            x = self.norm(f, env, x)
         x = self.layers(f, env, x, *self.others)
         x = self.norm(f, env, x)
         env.release()

@@ -1,9 +1,9 @@
 """Decoder-only models with multi-head latent attention: deepseek_v2, deepseek_v3 (kimi_k2), deepseek_v32,
-glm4_moe_lite, glm_moe_dsa, minicpm3, youtu.
+glm4_moe_lite, glm_moe_dsa, mistral4, minicpm3, youtu.
 
-Source: transformers 5.24 models/{deepseek_v2,deepseek_v3,glm4_moe_lite,minicpm3,youtu}/modeling_*.py. Keys and values
-come from a low-rank latent; in training it is expanded to all heads, so activations are those of full attention with
-heads of different widths for q and k and for v (which keeps the flash kernel away where the widths differ).
+Source: transformers 5.24 models/{deepseek_v2,deepseek_v3,glm4_moe_lite,mistral4,minicpm3,youtu}/modeling_*.py. Keys and
+values come from a low-rank latent; in training it is expanded to all heads, so activations are those of full attention
+with heads of different widths for q and k and for v (which keeps the flash kernel away where the widths differ).
 """
 
 from __future__ import annotations
@@ -42,6 +42,7 @@ MIXTURES: dict[str, Mixture | None] = {
     "glm_moe_dsa": Mixture(router="grouped", **_EXPERTS),
     "deepseek_v2": Mixture(router="grouped-softmax", **_EXPERTS),
     "glm4_moe_lite": Mixture(router="grouped", **_EXPERTS),
+    "mistral4": Mixture(router="grouped-plain", **_EXPERTS),
     "minicpm3": None,
     "youtu": None,
 }
@@ -114,6 +115,7 @@ class LatentAttention:
         self.value, self.rank = int(a.get("v_head_dim")), int(a.get("kv_lora_rank"))
         self.dropout = float(a.get("attention_dropout", 0.0))
         self.complex = a.model_type == "deepseek_v2"
+        self.query_scale = a.model_type == "mistral4"
         self.interleave = bool(a.get("rope_interleave", a.model_type in ("deepseek_v3", *INDEXED)))
         bias = bool(a.get("attention_bias", False))
         rank = a.get("q_lora_rank")
@@ -157,6 +159,9 @@ class LatentAttention:
         k_rot = k_rot.view(b, 1, s, self.rope)
         q_rot, k_rot = self.turn(f, env, q_rot, k_rot)
         q = cat(f, q_pass, cast(f, q_rot, q_pass.dtype))
+        if self.query_scale:
+            # get_llama_4_attn_scale: one number for each position.
+            q = mul(f, q, f.new((1, 1, s, 1), q.dtype))
         k, v = self.expanded(f, latent, k_rot)
         mask = self.seen(f, env, x, residual)
         if env.attention == "eager":

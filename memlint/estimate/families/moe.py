@@ -166,14 +166,14 @@ def make_router(a: Architecture, b: Build, name: str, m: Mixture, experts: int) 
     k, h = required(a, m.top_k), a.hidden_size
     normalise = m.normalise
     if isinstance(normalise, str):
-        normalise = bool(a.get(normalise, m.router == "grouped" or a.model_type in NORMALISING))
+        normalise = bool(a.get(normalise, m.router.startswith("grouped") or a.model_type in NORMALISING))
     if m.router == "top-first":
         return TopFirstRouter(b, name, experts, k, h)
     if m.router == "sigmoid":
         return SigmoidRouter(b, name, experts, k, h)
     if m.router == "sigmoid-biased":
         return BiasedRouter(b, name, experts, k, h, normalise=normalise, bias=bool(a.get("use_expert_bias", True)))
-    if m.router == "grouped":
+    if m.router in ("grouped", "grouped-plain"):
         return GroupedRouter(
             b,
             name,
@@ -183,6 +183,7 @@ def make_router(a: Architecture, b: Build, name: str, m: Mixture, experts: int) 
             groups=int(a.get("n_group", 1)),
             kept_groups=int(a.get("topk_group", 1)),
             normalise=normalise,
+            plain=m.router == "grouped-plain",
         )
     if m.router == "grouped-softmax":
         limited = a.get("topk_method") == "group_limited_greedy"
@@ -279,6 +280,10 @@ def body_of(a: Architecture) -> Callable[[Architecture, Build, Env], Any]:
         from memlint.estimate.families import dbrx
 
         return dbrx.Model
+    if a.model_type == "afmoe":
+        from memlint.estimate.families import afmoe
+
+        return afmoe.Model
     if a.model_type not in TYPES and a.approximate is None:
         raise Unsupported(f"no memory model for `{a.model_type}` yet")
     return Model

@@ -19,7 +19,7 @@ class Norm:
 
     def __init__(self, b: Build, name: str, width: int, style: str) -> None:
         self.style = style
-        self.weight = None if style == "plain" else b.parameter(f"{name}.weight", width)
+        self.weight = None if style in ("plain", "unit") else b.parameter(f"{name}.weight", width)
         self.bias = b.parameter(f"{name}.bias", width) if style in ("layer", "layer1p") else None
 
     def __call__(self, f: Tape, env: Env, x: Tensor) -> Tensor:
@@ -31,6 +31,8 @@ class Norm:
             return layer_norm(f, x, self.weight, self.bias)
         if self.style == "layer1p":
             return self._one_plus(f, x)
+        if self.style == "unit":
+            return rms_norm(f, x, None, style="gemma")
         if "rms_norm" in env.liger:
             return fused_rms_norm(f, x, self.weight)
         return rms_norm(f, x, self.weight, style=self.style)

@@ -1,6 +1,6 @@
-"""Encoders of BERT's parts with the norms before the branches: roberta-prelayernorm and megatron-bert.
+"""Encoders of BERT's parts with the norms before the branches: roberta-prelayernorm, xlm-roberta-xl, megatron-bert.
 
-Sources: transformers 5.24 models/{roberta_prelayernorm,megatron_bert}/modeling_*.py.
+Sources: transformers 5.24 models/{roberta_prelayernorm,xlm_roberta_xl,megatron_bert}/modeling_*.py.
 """
 
 from __future__ import annotations
@@ -21,9 +21,17 @@ from memlint.estimate.ops.views import add_in_place
 from memlint.estimate.stack import Stack
 from memlint.models.architecture import Architecture
 
+NORMS = {
+    "megatron-bert": ("attention.ln", "ln"),
+    "roberta-prelayernorm": ("attention.LayerNorm", "intermediate.LayerNorm"),
+    "xlm-roberta-xl": ("attention.self_attn_layer_norm", "LayerNorm"),
+    "esm": ("attention.LayerNorm", "LayerNorm"),
+}
+"""Names of a layer's norms."""
+
 
 class Layer:
-    """RobertaPreLayerNormLayer and MegatronBertLayer."""
+    """RobertaPreLayerNormLayer, XLMRobertaXLLayer and MegatronBertLayer."""
 
     def __init__(self, a: Architecture, b: Build, name: str, env: Env) -> None:
         h, inner = a.hidden_size, int(a.get("intermediate_size"))
@@ -34,7 +42,8 @@ class Layer:
         self.act = str(a.get("hidden_act", "gelu"))
         self.attention_dropout = float(a.get("attention_probs_dropout_prob", 0.0))
         self.dropout = float(a.get("hidden_dropout_prob", 0.0))
-        before, between = ("attention.ln", "ln") if self.own else ("attention.LayerNorm", "intermediate.LayerNorm")
+        self.last_dropout = 0.0 if a.model_type == "xlm-roberta-xl" else self.dropout
+        before, between = NORMS[a.model_type]
         self.before = LayerNorm(b, f"{name}.{before}", h)
         at = f"{name}.attention"
         self.query, self.key, self.value = (b.linear(f"{at}.self.{n}", h, h, True) for n in ("query", "key", "value"))
@@ -66,18 +75,25 @@ class Layer:
     def _attended(self, f: Tape, x: Tensor) -> tuple[Tensor, Tensor | None]:
         normed = self.before(f, x)
         attended, weights = self.attend(f, normed)
-        attended = self.out(f, attended)
-        attended = dropout(f, attended, self.dropout)
-        return add(f, attended, x), weights
+        attended = self._joined(f, attended, x)
+        return attended, weights
+
+    def _joined(self, f: Tape, x: Tensor, residual: Tensor) -> Tensor:
+        x = self.out(f, x)
+        x = dropout(f, x, self.dropout)
+        return add(f, x, residual)
 
     def _intermediate(self, f: Tape, x: Tensor) -> Tensor:
         x = self.between(f, x)
+        return self._fed(f, x)
+
+    def _fed(self, f: Tape, x: Tensor) -> Tensor:
         x = self.up(f, x)
         return activate(f, x, self.act)
 
     def _output(self, f: Tape, x: Tensor, residual: Tensor) -> Tensor:
         x = self.down(f, x)
-        x = dropout(f, x, self.dropout)
+        x = dropout(f, x, self.last_dropout)
         return add(f, x, residual)
 
 
@@ -102,6 +118,31 @@ def composed(
     return context.view(b, s, heads * width), probabilities
 
 
+class XlEmbeddings(bert.Embeddings):
+    """XLMRobertaXLEmbeddings: RoBERTa's without a norm."""
+
+    def __init__(self, a: Architecture, b: Build, name: str, p: float) -> None:
+        h, longest = a.hidden_size, int(a.get("max_position_embeddings"))
+        self.words = b.embedding(f"{name}.word_embeddings", b.training.vocab_size or a.vocab_size, h, entry=True)
+        self.types = b.embedding(f"{name}.token_type_embeddings", int(a.get("type_vocab_size", 1)), h)
+        self.positions = b.embedding(f"{name}.position_embeddings", longest, h)
+        b.buffer(longest * 8)
+        b.buffer(longest * 8)
+        self.dropout = p
+
+    def __call__(self, f: Tape, ids: Tensor) -> Tensor:
+        """ids [B, S] -> [B, S, H]."""
+        assert self.types is not None
+        position_ids = f.new(ids.shape, "int64")
+        type_ids = f.new(ids.shape, "int64")
+        words = self.words(f, ids)
+        types = self.types(f, type_ids)
+        x = add(f, words, types)
+        places = self.positions(f, position_ids)
+        x = add(f, x, places)
+        return dropout(f, x, self.dropout)
+
+
 class MegatronEmbeddings(bert.Embeddings):
     """MegatronBertEmbeddings: no norm, positions added in place, token types made anew."""
 
@@ -124,6 +165,14 @@ class MegatronEmbeddings(bert.Embeddings):
         return dropout(f, x, self.dropout)
 
 
+PARTS: dict[str, tuple[str, str, type[bert.Embeddings]]] = {
+    "megatron-bert": ("bert", "encoder.ln", MegatronEmbeddings),
+    "roberta-prelayernorm": ("roberta_prelayernorm", "LayerNorm", bert.Embeddings),
+    "xlm-roberta-xl": ("roberta", "encoder.LayerNorm", XlEmbeddings),
+}
+"""base_model_prefix, name of the last norm, embeddings."""
+
+
 class Model:
     """ids [B, S] -> hidden states [B, S, H]; the head for an objective is ``head``."""
 
@@ -132,13 +181,12 @@ class Model:
         self.own = a.model_type == "megatron-bert"
         if self.own:
             env.attention = "eager"
-        root = "bert" if self.own else "roberta_prelayernorm"
+        root, final, embeddings = PARTS[a.model_type]
         p = float(a.get("hidden_dropout_prob", 0.0))
-        embeddings = MegatronEmbeddings if self.own else bert.Embeddings
         self.embeddings = embeddings(a, b, f"{root}.embeddings", p)
         make = lambda build, kind, i: Layer(a, build, f"{root}.encoder.layer.{i}", env)  # noqa: E731
         self.layers = Stack(b, ["layer"] * a.num_hidden_layers, make)
-        self.norm = LayerNorm(b, f"{root}.encoder.ln" if self.own else f"{root}.LayerNorm", a.hidden_size)
+        self.norm = LayerNorm(b, f"{root}.{final}", a.hidden_size)
         self.head = head(a, b, self.embeddings, root, objective)
 
     def __call__(self, f: Tape, batch: Batch) -> Tensor:

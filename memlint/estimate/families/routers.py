@@ -131,10 +131,10 @@ class BiasedRouter:
 
 
 class GroupedRouter:
-    """Group-limited sigmoid (or softmax) routing in fp32: deepseek_v3, glm4_moe, dots1, exaone_moe, solar_open.
+    """Group-limited sigmoid routing in fp32: deepseek_v3, glm4_moe, dots1, exaone_moe, solar_open.
 
     The router's weight is fp32 whatever the model's dtype (_keep_in_fp32_modules_strict); the hidden states are cast to
-    fp32 for it.
+    fp32 for it. ``plain``: a softmax in the model's dtype, its scores unbiased (mistral4).
     """
 
     def __init__(
@@ -149,26 +149,39 @@ class GroupedRouter:
         kept_groups: int,
         normalise: bool,
         fp32_weight: bool = True,
+        plain: bool = False,
     ) -> None:
+        fp32_weight = fp32_weight and not plain
         self.weight = b.parameter(f"{name}.weight", experts, hidden, dtype="fp32" if fp32_weight else None)
         self.adapter: FoldedRouter | None = None
-        b.buffer(experts * 4)
+        self.plain = plain
+        if not plain:
+            b.buffer(experts * 4)
         self.experts, self.k, self.groups, self.normalise = experts, k, groups, normalise
         self.kept_groups = kept_groups
 
+    def scored(self, f: Tape, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Logits and scores of all experts."""
+        if self.plain:
+            logits = linear(f, x, folded_router(f, self))
+            return logits, softmax(f, logits)
+        logits = linear(f, cast(f, x, "fp32"), cast(f, folded_router(f, self), "fp32"))
+        return logits, saving_output(f, logits)
+
     def __call__(self, f: Tape, x: Tensor) -> Routed:
         """See :class:`Router`."""
-        logits = linear(f, cast(f, x, "fp32"), cast(f, folded_router(f, self), "fp32"))
-        scores = saving_output(f, logits)
+        logits, scores = self.scored(f, x)
         # The choice of experts gives ids only: its graph dies with its values, so nothing of it is saved.
         tokens, groups = x.shape[0], self.groups
-        choice = f.like(scores)
+        # The bias that is added is fp32.
+        dtype = scores.dtype if self.plain else "fp32"
+        choice = scores.detach() if self.plain else f.like(scores)
         best, places = topk(f, choice.view(tokens, groups, self.experts // groups), 2)
-        group_scores = f.new((tokens, groups), "fp32")
+        group_scores = f.new((tokens, groups), dtype)
         del best
         values, ids = topk(f, group_scores, self.kept_groups)
         del values
-        group_mask = f.new((tokens, groups), "fp32")
+        group_mask = f.new((tokens, groups), dtype)
         flags = f.new((tokens, self.experts), "bool")
         inverse = f.new((tokens, self.experts), "bool")
         del flags

@@ -59,6 +59,26 @@ def gelu_fast(f: Tape, x: Tensor) -> Tensor:
     return mul(f, half, shift(f, saving_output(f, mul(f, scale(f, x), shift(f, mul(f, scale(f, x), x))))))
 
 
+def erf_gelu(f: Tape, x: Tensor) -> Tensor:
+    """``x * 0.5 * (1.0 + erf(x / sqrt(2)))``: the gelu of ESM and its like; erf saves its input."""
+    return mul(f, scale(f, x), shift(f, _erf(f, scale(f, x))))
+
+
+def _erf_backward(f: Tape, node: Node, grad: Tensor) -> tuple[Tensor]:
+    # 2.0 / sqrt(M_PI) * exp(-(self.pow(2))) * grad: one C++ expression, whose temporaries live until its end.
+    temporaries = [f.like(grad) for _ in range(4)]
+    out = f.like(grad)
+    del temporaries
+    return (out,)
+
+
+def _erf(f: Tape, x: Tensor) -> Tensor:
+    if not f.needs(x):
+        return f.like(x)
+    saved = f.save(x)
+    return f.record(f.like(x), _erf_backward, (x,), saved)
+
+
 def quick_gelu(f: Tape, x: Tensor) -> Tensor:
     """``x * sigmoid(1.702 * x)``: QuickGELUActivation."""
     return mul(f, x, saving_output(f, scale(f, x)))
