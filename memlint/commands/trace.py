@@ -93,11 +93,14 @@ def _quieten() -> None:
 def _compared(source: Any, traced: Any, result: TraceResult) -> Comparison | None:
     """The simulated figures beside the trace; None where the estimator has no model of this architecture."""
     from memlint.estimate.errors import Unsupported
+    from memlint.estimate.kernels import exactly
     from memlint.estimate.simulate import simulate
     from memlint.measure.trace.compare import compare
 
+    # No kernel runs on fake tensors: what was traced is transformers' own code.
+    job = exactly(source.job, {})
     try:
-        return compare(source.job, source.target, traced, simulate(source.job, source.target), result)
+        return compare(job, source.target, traced, simulate(job, source.target), result)
     except Unsupported as reason:
         print(f"memlint: no simulated figures beside the trace: {reason}", file=sys.stderr)
         return None

@@ -14,6 +14,7 @@ from memlint.engine.predict import judge, predict, usable_bytes
 from memlint.engine.result import FileReport, Prediction
 from memlint.engine.rules_run import job_findings
 from memlint.engine.versions import pinned_versions, version_assumptions
+from memlint.estimate.kernels import package
 from memlint.findings import Finding
 from memlint.job import Origin, replace_fields
 from memlint.records import replace
@@ -174,6 +175,10 @@ class JobCheck:
         memory = self._check.settings.host_memory
         if memory is not None and job.hardware.host_memory is None:
             job = replace_fields(job, {"hardware.host_memory": memory})
+        optional = {name: version for name, version in self._versions.items() if package(name)}
+        if optional:
+            # No dialect knows them: they change what transformers runs, whichever framework calls it.
+            job = replace(job, versions={**optional, **job.versions})
         return self._with_gpus(job)
 
     def _with_gpus(self, job: TrainingJob) -> TrainingJob:

@@ -1,7 +1,8 @@
 """Which releases of the training libraries a project pins: its requirements or lock file, nearest the config first.
 
 Library versions change the answer (the load dtype in transformers 5, TRL's loss), so a job carries them. Only exact
-pins count: ``==`` in requirements and pyproject, or a lock file's resolved version.
+pins count: ``==`` in requirements and pyproject, or a lock file's resolved version. Of packages that change the answer
+by being there (estimate/kernels.py) a requirements file need only give the name or the repository.
 """
 
 from __future__ import annotations
@@ -10,19 +11,28 @@ import os
 import re
 from typing import Mapping
 
+from memlint.estimate.kernels import ALIASES, MAMBA, OPTIONAL
+
 LIBRARIES = (
     "accelerate",
     "axolotl",
     "bitsandbytes",
+    "causal-conv1d",
     "deepspeed",
+    "fla-core",
+    "flash-linear-attention",
     "liger-kernel",
     "llamafactory",
+    "mamba-ssm",
     "peft",
     "torch",
     "transformers",
     "trl",
 )
 """Libraries whose release changes a prediction, by their name on the package index."""
+
+ANY = "any"
+"""The version of an optional library that a requirements file names without pinning it."""
 
 LOCK_FILES = ("uv.lock", "poetry.lock", "pdm.lock", "Pipfile.lock")
 PLAIN_FILES = ("environment.yml", "environment.yaml", "conda.yaml", "pyproject.toml", "setup.cfg")
@@ -31,6 +41,10 @@ _FOLDER_LIMIT = 5_000
 """Folders with more entries than this are data, not projects."""
 
 _NAMES = "|".join(re.escape(name).replace("\\-", "[-_]") for name in LIBRARIES)
+_OPTIONAL = "|".join(re.escape(name).replace("\\-", "[-_]") for name in (*OPTIONAL, *ALIASES))
+_NAMED = re.compile(rf"^\s*(?:-\s+)?({_OPTIONAL})(?:\[[^\]]*\])?\s*(?:[<>=!~;@].*)?$", re.M | re.I)
+_HOSTED = "causal-conv1d|flash-linear-attention|mamba|xielu"
+_REPOSITORY = re.compile(rf"git\+\S+/({_HOSTED})(?:\.git)?(?:@\S*)?\s*$", re.M | re.I)
 _PINNED = re.compile(rf"""(?:^|[\s"'\-,\[])({_NAMES})(?:\[[^\]]*\])?\s*={{1,3}}\s*v?(\d[\w.]*)""", re.M | re.I)
 _LOCKED = re.compile(rf'^name = "({_NAMES})"\s*\nversion = "(\d[\w.]*)', re.M | re.I)
 _PIPFILE = re.compile(rf'"({_NAMES})": {{[^{{}}]*?"version": "==(\d[\w.]*)"', re.I)
@@ -71,6 +85,11 @@ def _in_folder(folder: str) -> dict[str, str]:
         pattern = _PIPFILE if name == "Pipfile.lock" else _LOCKED if name in LOCK_FILES else _PINNED
         if name not in LOCK_FILES:
             text = re.sub(r"(?m)#.*$", "", text)
+        if name in requirements:
+            for library in _NAMED.findall(text):
+                found[library.lower().replace("_", "-")] = ANY
+            for repository in _REPOSITORY.findall(text):
+                found[MAMBA if repository.lower() == "mamba" else repository.lower()] = ANY
         for library, version in pattern.findall(text):
             found[library.lower().replace("_", "-")] = version.rstrip(".")
     return found

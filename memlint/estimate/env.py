@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Callable
 
 from memlint.estimate.engine.tape import Tape, Tensor
+from memlint.estimate.kernels import installed
 from memlint.estimate.ops.attention import eager_attention, sdpa
 from memlint.job import Checkpointing, TrainingJob
 from memlint.models.architecture import Architecture
@@ -22,6 +23,8 @@ class Batch:
     pixels: Tensor | None = None
     types: Tensor | None = None
     """token_type_ids of models that tell image tokens from text."""
+    beside: tuple[Tensor, ...] = ()
+    """What else comes with the pixels: sizes and masks of images."""
 
     @property
     def rows(self) -> int:
@@ -43,6 +46,12 @@ class Env:
     checkpointing: Checkpointing
     capability: tuple[int, int] | None
     liger: frozenset[str]
+    kernels: frozenset[str] = frozenset()
+    """Optional packages that run (estimate/kernels.py)."""
+    evaluating: bool = False
+    """The model is in eval mode, for which transformers has no function from projection to projection."""
+    asked: set[str] = field(default_factory=set)
+    """Optional packages that layers of this model would have used."""
     state: dict[str, Any] = field(default_factory=dict)
     left: Tensor | None = None
     """A second output of the layer that has just run (attention weights of bloom, falcon, mpt): the model's loop
@@ -58,7 +67,13 @@ class Env:
             checkpointing=training.checkpointing,
             capability=capability,
             liger=frozenset(training.liger),
+            kernels=installed(job),
         )
+
+    def kernel(self, package: str) -> bool:
+        """Whether an optional package's kernels run; the question itself is remembered."""
+        self.asked.add(package)
+        return package in self.kernels
 
     def release(self) -> None:
         """Forget shared tensors when a model's forward returns; checkpointed layers hold theirs until they are done."""
@@ -122,6 +137,8 @@ class Env:
             del partial
         if self.attention == "eager":
             return f.new((rows, 1, length, length), dtype)
+        if f.one_mask:
+            return f.new((rows, 1, length, -(-length // 16) * 16), f.autocast or dtype)
         return boolean.view(rows, 1, length, length)
 
     def attend(

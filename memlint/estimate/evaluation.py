@@ -16,6 +16,7 @@ from memlint.estimate.engine.tape import Tape
 from memlint.estimate.env import Env
 from memlint.estimate.errors import Unsupported
 from memlint.estimate.families import registry
+from memlint.estimate.kernels import least, ruled_out
 from memlint.estimate.overhead import device_interval
 from memlint.estimate.parallel import one_gpu
 from memlint.estimate.records import slots_of
@@ -69,6 +70,8 @@ class _Forward:
     """What an evaluation adds to the weights and states that are there."""
 
     bytes: int
+    low_bytes: int
+    """With optional packages whose kernels keep less (estimate/kernels.py)."""
     fixed_bytes: int
     """Part of it that lives through the whole evaluation (communication buffers)."""
     components: tuple[tuple[str, int], ...]
@@ -109,7 +112,7 @@ def evaluation_of(
         target,
         world=world_size(job, target) * job.parallelism.tensor * job.parallelism.pipeline,
         allocated=peak,
-        allocated_low=peak,
+        allocated_low=settled + buckets + forward.low_bytes,
         allocated_high=peak,
         churn=max(0, forward.bytes - forward.fixed_bytes),
     )
@@ -138,7 +141,9 @@ def _key(job: TrainingJob, target: Target | None) -> Any:
     return seen, job.parallelism, target.gpus if target is not None else 1
 
 
-def _forward(job: TrainingJob, target: Target | None, rows: int) -> _Forward | None:
+def _forward(
+    job: TrainingJob, target: Target | None, rows: int, kernels: frozenset[str] | None = None
+) -> _Forward | None:
     world = world_size(job, target)
     changes = {
         "training.micro_batch_size": rows,
@@ -151,8 +156,12 @@ def _forward(job: TrainingJob, target: Target | None, rows: int) -> _Forward | N
     pool = tape.pool
     build = Build(changed, world)
     capability = target.compute_capability if target is not None else None
+    env = Env.of(changed, capability)
+    env.evaluating = True
+    if kernels is not None:
+        env.kernels = kernels
     try:
-        model = registry.build_model(changed, build, Env.of(changed, capability))
+        model = registry.build_model(changed, build, env)
     except Unsupported:
         return None
     sharding = build.sharding
@@ -169,4 +178,9 @@ def _forward(job: TrainingJob, target: Target | None, rows: int) -> _Forward | N
     peak = pool.peak
     components = dict(zip(COMPONENTS, pool.peak_components))
     components["temporaries"] += pool.peak_components[DECOMPOSED]
-    return _Forward(peak, fixed, tuple(components.items()))
+    low = peak
+    missing = env.asked - env.kernels - ruled_out(job)
+    if missing and kernels is None:
+        lighter = _forward(job, target, rows, least(job, missing))
+        low = peak if lighter is None else min(peak, lighter.bytes)
+    return _Forward(peak, low, fixed, tuple(components.items()))

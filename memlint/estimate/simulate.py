@@ -7,7 +7,7 @@ runs with gradients alive.
 from __future__ import annotations
 
 from memlint.estimate.build import Build
-from memlint.estimate.compiled import lowest_peak
+from memlint.estimate.compiled import compiled_step, expects, lowest_peak
 from memlint.estimate.engine.pool import (
     COMMUNICATION,
     DECOMPOSED,
@@ -20,6 +20,7 @@ from memlint.estimate.engine.pool import (
 from memlint.estimate.engine.tape import Leaf, Tape, Tensor
 from memlint.estimate.env import Env
 from memlint.estimate.families import registry
+from memlint.estimate.kernels import least, ruled_out, sentence, sentences
 from memlint.estimate.loading import most_while_loading
 from memlint.estimate.objectives import without_dropout
 from memlint.estimate.optimizer import clip_temporary_bytes, state_bytes, step_temporary_bytes
@@ -47,6 +48,10 @@ class Step:
     """What one GPU's process keeps in host memory."""
     decomposed: bool = False
     """Temporaries that only a trace on fake tensors has stand in the highest phase."""
+    asked: frozenset[str] = frozenset()
+    """Optional packages that layers of the model use where they are installed (estimate/kernels.py)."""
+    missing: frozenset[str] = frozenset()
+    """Those of them that the step ran without."""
 
 
 def _phase(tape: Tape, name: str, timeline: list[PhasePeak]) -> None:
@@ -64,10 +69,11 @@ def run_step(
     world: int = 1,
     full: bool = False,
     one_kernel_silu: bool = False,
+    kernels: frozenset[str] | None = None,
     tape: Tape | None = None,
 ) -> Step:
     """Simulate one step of a job on one GPU of ``world``. ``full`` runs every layer instead of extending equal ones;
-    ``tape`` is one that watches what is allocated.
+    ``kernels`` are optional packages taken instead of the job's own; ``tape`` is one that watches what is allocated.
 
     Raises:
         Unsupported: there is no model of this architecture.
@@ -80,6 +86,8 @@ def run_step(
     build = Build(job, world)
     build.run_all_layers = full
     env = Env.of(job, capability)
+    if kernels is not None:
+        env.kernels = kernels
     model = registry.build_model(job, build, env)
     sharding = build.sharding
 
@@ -166,7 +174,10 @@ def run_step(
         pool.touch(temporary, TEMPORARIES)
     _phase(tape, "optimizer", timeline)
     static = {"parameters": parameters, "gradients": gradients, "optimizer_states": states}
-    return Step(build, timeline, static, forward_end, host + tape.host_bytes, decomposed)
+    asked = frozenset(env.asked)
+    return Step(
+        build, timeline, static, forward_end, host + tape.host_bytes, decomposed, asked, asked - env.kernels
+    )
 
 
 def _step_at_once(tape: Tape, leaf: Leaf, grad: Tensor) -> None:
@@ -185,10 +196,20 @@ def simulate(job: TrainingJob, target: Target | None = None) -> Estimate:
     job, notes = one_gpu(job)
     step = run_step(job, capability, world=world)
     peak = max(step.timeline, key=lambda p: p.peak_bytes)
-    timeline = step.timeline
-    if step.decomposed and peak.phase == "backward":
+    timeline, lighter = step.timeline, _with_kernels(job, step, capability, world)
+    if lighter is not None:
+        timeline = lighter
+        notes = (*notes, sentence(step.missing - ruled_out(job), peak.peak_bytes, lowest_peak(job, lighter)))
+    elif step.decomposed and peak.phase == "backward":
         timeline = run_step(job, capability, world=world, one_kernel_silu=True).timeline
-    lowest = lowest_peak(job, timeline)
+    notes = (*notes, *sentences(job, step.asked))
+    lowest, most = lowest_peak(job, timeline), peak.peak_bytes
+    compiled = compiled_step(job, capability, world)
+    if compiled is not None:
+        top = max(compiled.timeline, key=lambda p: p.peak_bytes)
+        lowest, most = min(lowest, top.peak_bytes), max(most, top.peak_bytes)
+        if expects(job):
+            step, peak = compiled, top
     if job.training.optimizer.startswith("paged-"):
         # Paged states are moved to the host when the device is full (bitsandbytes functional.py get_paged).
         lowest -= step.static["optimizer_states"]
@@ -204,7 +225,7 @@ def simulate(job: TrainingJob, target: Target | None = None) -> Estimate:
         world=world * job.parallelism.tensor * job.parallelism.pipeline,
         allocated=peak.peak_bytes,
         allocated_low=lowest,
-        allocated_high=peak.peak_bytes + in_flight,
+        allocated_high=most + in_flight,
         churn=max(0, peak.peak_bytes - settled),
         replay=_replay(job, target) if job.training.length_mean is not None and world == 1 else None,
         loading=most_while_loading(job, records),
@@ -227,6 +248,18 @@ def simulate(job: TrainingJob, target: Target | None = None) -> Estimate:
         host_bytes=step.host_bytes * (target.gpus // target.nodes if target is not None and world > 1 else 1),
         assumptions=(*job.assumptions, *notes),
     )
+
+
+def _with_kernels(
+    job: TrainingJob, step: Step, capability: tuple[int, int] | None, world: int
+) -> list[PhasePeak] | None:
+    """The step's phases with the optional packages it did without; None where they would spare nothing."""
+    missing = step.missing - ruled_out(job)
+    highest = max(step.timeline, key=lambda p: p.peak_bytes)
+    if not missing or highest.phase in ("clip", "optimizer"):
+        return None
+    lighter = run_step(job, capability, world=world, one_kernel_silu=True, kernels=least(job, missing)).timeline
+    return lighter if lowest_peak(job, lighter) < lowest_peak(job, step.timeline) else None
 
 
 def _replay(job: TrainingJob, target: Target | None) -> tuple[int, int, int]:

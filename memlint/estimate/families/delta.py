@@ -1,6 +1,8 @@
 """Layers of qwen3_next and its kin: gated delta net and gated attention.
 
-Source: transformers 5.24 models/qwen3_next/modeling_qwen3_next.py (Qwen3NextGatedDeltaNet, Qwen3NextAttention).
+Source: transformers 5.24 models/qwen3_next/modeling_qwen3_next.py (Qwen3NextGatedDeltaNet, Qwen3NextAttention); axolotl
+0.19 monkeypatch/models/{qwen3_next,qwen3_5}/modeling.py for packed rows. The delta rule and the convolution run in the
+kernels of flash-linear-attention and causal-conv1d where a job has them (estimate/kernels.py), else in PyTorch.
 """
 
 from __future__ import annotations
@@ -12,12 +14,27 @@ from memlint.estimate.families.llama import Attention
 from memlint.estimate.families.norms import Norm
 from memlint.estimate.families.rotary import rotate_both
 from memlint.estimate.families.shapes import Shape, flag
+from memlint.estimate.kernels import CONV, FLA, HUB
 from memlint.estimate.ops.activations import activate
-from memlint.estimate.ops.basic import activation, add, cast, cat, copy, mul, saving_output, scale, slice_of
+from memlint.estimate.ops.basic import (
+    activation,
+    add,
+    cast,
+    cat,
+    copy,
+    expand_copy,
+    mul,
+    saving_output,
+    scale,
+    slice_of,
+)
 from memlint.estimate.ops.delta_rule import delta_rule
+from memlint.estimate.ops.fla import chunk_gated_delta_rule, gated_norm, short_convolution
+from memlint.estimate.ops.mamba_kernels import causal_conv
 from memlint.estimate.ops.norm import rms_norm
 from memlint.estimate.ops.ssm import causal_convolution
 from memlint.estimate.ops.views import split
+from memlint.estimate.versions import before
 from memlint.models.architecture import Architecture
 
 
@@ -44,6 +61,12 @@ class DeltaNet:
             self.ba = b.linear(f"{name}.in_proj_ba", h, 2 * self.v_heads)
         self.norm = b.parameter(f"{name}.norm.weight", self.v_dim)
         self.out = b.linear(f"{name}.out_proj", values, h)
+        self.fused_norm = before(b.job, "transformers", 5, 15)
+        """fla's FusedRMSNormGated, which transformers took beside its operators up to 5.14."""
+        self.packed = b.training.packing and b.job.framework.startswith("axolotl")
+        """axolotl's own forward, which keeps packed sequences apart."""
+        self.repeats = self.packed or before(b.job, "transformers", 5, 20, 1)
+        """Query and key heads are repeated before the kernel, as transformers did up to 5.20.0 and axolotl does."""
 
     def __call__(self, f: Tape, env: Env, x: Tensor) -> Tensor:
         """x [B, S, H] -> [B, S, H]."""
@@ -57,13 +80,18 @@ class DeltaNet:
         else:
             mixed, z, rate, step = self.ordered(f, x)
         mixed = mixed.view(b, 2 * keys + values, s)
-        before = mixed.dtype
+        dtype = mixed.dtype
         cache = env.state.get("cache")
         if cache is not None:
             # LinearAttentionLayer.update_conv_state (cache_utils.py) copies the last positions.
-            cache.append(f.new((b, mixed.shape[1], self.conv.shape[-1]), before))
-        mixed = activate(f, causal_convolution(f, mixed, self.conv, None), self.act)
-        mixed = cast(f, mixed, before)
+            cache.append(f.new((b, mixed.shape[1], self.conv.shape[-1]), dtype))
+        if self.packed and env.kernel(FLA):
+            mixed = short_convolution(f, mixed, self.conv, None)
+        elif env.kernel(CONV):
+            mixed = causal_conv(f, mixed, self.conv, None)
+        else:
+            mixed = activate(f, causal_convolution(f, mixed, self.conv, None), self.act)
+            mixed = cast(f, mixed, dtype)
         if cache is not None:
             mixed = slice_of(f, mixed, mixed.shape)
         query, key, value = split(f, mixed, narrow, narrow, (b, s, self.v_heads, self.v_dim))
@@ -71,16 +99,29 @@ class DeltaNet:
         decay = scale(f, saving_output(f, cast(f, self.a_log, "fp32")))
         steps = activation(f, add(f, cast(f, step.view(b, s, self.v_heads), "fp32"), self.dt_bias))
         g = mul(f, decay, steps)
-        core = delta_rule(f, query, key, value, g, beta)
+        kernel = env.kernel(FLA)
+        core = self.fused(f, query, key, value, g, beta) if kernel else delta_rule(f, query, key, value, g, beta)
         state = None
         if cache is not None:
             # The last state, which this frame holds, and update_recurrent_state's copy of it.
             state = f.new((b, self.v_heads, self.k_dim, self.v_dim), "fp32")
             cache.append(f.like(state))
-        core = self.gated(f, core, z.view(*core.shape))
+        z = z.view(*core.shape)
+        if kernel and (self.fused_norm or HUB in env.kernels):
+            core = gated_norm(f, core, z, self.norm)
+        else:
+            core = self.gated(f, core, z)
         result: Tensor = self.out(f, core.view(b, s, values))
         del state
         return result
+
+    def fused(self, f: Tape, query: Tensor, key: Tensor, value: Tensor, g: Tensor, beta: Tensor) -> Tensor:
+        """chunk_gated_delta_rule over parts of the convolution's output."""
+        heads, repeated = value.shape[2], False
+        if self.repeats and query.shape[2] != heads:
+            shape = (*query.shape[:2], heads, query.shape[3])
+            query, key, repeated = expand_copy(f, query, shape), expand_copy(f, key, shape), True
+        return chunk_gated_delta_rule(f, query, key, value, g, beta, slices=(not repeated, not repeated, True))
 
     def ordered(self, f: Tape, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """fix_query_key_value_ordering: the fused projections are taken apart and put together again by kind."""

@@ -1,8 +1,7 @@
 """Hybrids of state-space or linear-attention layers and full attention.
 
-Source: transformers 5.24 models/{bamba,granitemoehybrid,falcon_h1,jamba,nemotron_h,qwen3_next}/modeling_*.py. Without
-the packages mamba-ssm, causal-conv1d and flash-linear-attention their layers run in PyTorch; that is what is computed
-here.
+Source: transformers 5.24 models/{bamba,granitemoehybrid,falcon_h1,jamba,nemotron_h,qwen3_next}/modeling_*.py. Which of
+their layers run in kernels of mamba-ssm, causal-conv1d and flash-linear-attention: estimate/kernels.py.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """LFM2: short gated convolutions among layers of grouped-query attention, with a dense feed-forward or experts.
 
-Sources: transformers 5.24 models/lfm2/modeling_lfm2.py, models/lfm2_moe/modeling_lfm2_moe.py. Without causal-conv1d the
-convolution runs in PyTorch; that is what is computed here.
+Sources: transformers 5.24 models/lfm2/modeling_lfm2.py, models/lfm2_moe/modeling_lfm2_moe.py. The convolution
+runs in causal-conv1d's kernel where a job has that package, else in PyTorch.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ from memlint.estimate.families.mixtures import Mixture
 from memlint.estimate.families.moe import GatedMlp, Moe
 from memlint.estimate.families.norms import Norm
 from memlint.estimate.families.shapes import Shape
+from memlint.estimate.kernels import CONV
 from memlint.estimate.ops.basic import add, cast, mul
+from memlint.estimate.ops.mamba_kernels import causal_conv
 from memlint.estimate.ops.ssm import causal_convolution
 from memlint.estimate.ops.views import split
 from memlint.estimate.stack import Stack
@@ -64,7 +66,10 @@ class ShortConvolution:
         before, after, x = split(f, self.into(f, x), part, part, part)
         x = mul(f, before, x)
         dtype = x.dtype
-        x = cast(f, causal_convolution(f, x, self.weight, self.bias), dtype)
+        if env.kernel(CONV):
+            x = causal_conv(f, x, self.weight, self.bias)
+        else:
+            x = cast(f, causal_convolution(f, x, self.weight, self.bias), dtype)
         x = mul(f, after, x)
         result: Tensor = self.out(f, x.view(b, s, h))
         return result

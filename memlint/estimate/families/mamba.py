@@ -1,4 +1,4 @@
-"""Pure state-space language models: mamba, falcon_mamba and mamba2, on the PyTorch path.
+"""Pure state-space language models: mamba, falcon_mamba and mamba2.
 
 Source: transformers 5.24 models/{mamba,falcon_mamba,mamba2}/modeling_*.py. Residuals are fp32 by default, so is the
 stream between the layers; logits are made fp32 by the model itself.

@@ -1,7 +1,9 @@
 """The second-generation Mamba mixer: mamba2, bamba, granitemoehybrid, falcon_h1, nemotron_h, zamba2.
 
 Source: transformers 5.24 models/{mamba2,bamba,granitemoehybrid,falcon_h1,nemotron_h}/modeling_*.py. The rule is that of
-mamba_mixer: without mamba-ssm and causal-conv1d the PyTorch path runs.
+mamba_mixer: with mamba-ssm and causal-conv1d one Function from projection to projection, which keeps no decay matrix;
+a scan alone where out_proj is quantised (axolotl 0.19 monkeypatch/models/nemotron_h/modeling.py:34); else the PyTorch
+path.
 """
 
 from __future__ import annotations
@@ -9,10 +11,14 @@ from __future__ import annotations
 from memlint.estimate.build import Build
 from memlint.estimate.engine.tape import Tape, Tensor
 from memlint.estimate.env import Env
+from memlint.estimate.families.mamba_mixer import bare
+from memlint.estimate.kernels import CONV, MAMBA
 from memlint.estimate.ops.activations import activate
 from memlint.estimate.ops.basic import activation, cast, mul, saving_output, scale
 from memlint.estimate.ops.chunk_scan import chunk_scan
 from memlint.estimate.ops.linear import Weight
+from memlint.estimate.ops.mamba2_kernels import Scan, chunk_scan_combined, split_conv_scan
+from memlint.estimate.ops.mamba_kernels import causal_conv
 from memlint.estimate.ops.norm import rms_norm
 from memlint.estimate.ops.ssm import causal_convolution
 from memlint.estimate.ops.views import split
@@ -68,16 +74,41 @@ class Mixer2:
             # mup_vector is a buffer in the weights' dtype: under autocast the product is fp32.
             projected = mul(f, projected, self.vector)
         decay = scale(f, saving_output(f, cast(f, self.a_log, "fp32")))
+        kernel, convolves = env.kernel(MAMBA), env.kernel(CONV)
+        ends = bare(self.out_proj)
+        if kernel and ends is not None and not env.evaluating:
+            weights = (self.conv, self.conv_bias, self.dt_bias, decay, self.d, self.norm)
+            return split_conv_scan(f, self.scan(b, s), projected, *weights, *ends)
+        del ends
         gate, mixed, dt = split(f, projected, (b, s, z.inner), (b, self.conv_dim, s), (b, s, z.heads))
         before = mixed.dtype
-        mixed = activate(f, causal_convolution(f, mixed, self.conv, self.conv_bias), z.act)
-        mixed = cast(f, mixed, before)
+        if convolves:
+            mixed = causal_conv(f, mixed, self.conv, self.conv_bias)
+        else:
+            mixed = activate(f, causal_convolution(f, mixed, self.conv, self.conv_bias), z.act)
+            mixed = cast(f, mixed, before)
         narrow = (b, s, z.groups, z.state)
         hidden, key, query = split(f, mixed, (b, s, z.heads, z.head_dim), narrow, narrow)
-        out = chunk_scan(f, hidden, dt, decay, key, query, z.chunk, self.d, self.dt_bias)
+        if kernel:
+            out = chunk_scan_combined(f, self.scan(b, s), hidden, dt, decay, key, query, self.d, self.dt_bias)
+        else:
+            out = chunk_scan(f, hidden, dt, decay, key, query, z.chunk, self.d, self.dt_bias)
         out = self.gated(f, out.view(b, s, z.inner), gate)
         result: Tensor = self.out_proj(f, cast(f, out, dtype))
         return result
+
+    def scan(self, rows: int, length: int) -> Scan:
+        """The sizes of the scan over a batch."""
+        z = self.z
+        return Scan(
+            rows=rows,
+            length=length,
+            heads=z.heads,
+            head_dim=z.head_dim,
+            groups=z.groups,
+            state=z.state,
+            chunk=z.chunk,
+        )
 
     def gated(self, f: Tape, x: Tensor, gate: Tensor) -> Tensor:
         """MambaRMSNormGated: ``weight * norm(x * silu(gate))`` in fp32, within groups."""

@@ -1,8 +1,9 @@
 """The first-generation Mamba mixer: mamba, falcon_mamba, jamba.
 
-Source: transformers 5.24 models/{mamba,falcon_mamba,jamba}/modeling_*.py. The rule: unless the packages mamba-ssm and
-causal-conv1d are installed (transformers imports them when they are, integrations/hub_kernels.py) training runs the
-PyTorch path, which keeps the state of every position; that is what is computed here.
+Source: transformers 5.24 models/{mamba,falcon_mamba,jamba}/modeling_*.py. The rule: with the packages mamba-ssm and
+causal-conv1d (estimate/kernels.py) training runs their Functions, which hold a state for every 2048 positions; else the
+PyTorch path, which keeps the state of every one. A fused Function multiplies by the weights of x_proj and out_proj
+itself, so an adapter there is passed by, and a quantised weight cannot serve: the scan then runs alone.
 """
 
 from __future__ import annotations
@@ -13,13 +14,22 @@ from memlint.estimate.build import Build
 from memlint.estimate.engine.tape import Tape, Tensor
 from memlint.estimate.env import Env
 from memlint.estimate.families.norms import Norm
+from memlint.estimate.kernels import CONV, MAMBA
 from memlint.estimate.ops.activations import activate
 from memlint.estimate.ops.basic import activation, add, cast, copy, mul, saving_output, scale
 from memlint.estimate.ops.linear import Weight, linear
+from memlint.estimate.ops.mamba_kernels import causal_conv, mamba_inner, selective_scan
 from memlint.estimate.ops.norm import rms_norm
 from memlint.estimate.ops.ssm import causal_convolution, repack, scan
 from memlint.estimate.ops.views import split
 from memlint.models.architecture import Architecture
+
+
+def bare(module: Any) -> tuple[Weight, Weight | None] | None:
+    """Weight and bias of a linear layer below its adapters; None where the weight is quantised."""
+    module = getattr(module, "base", module)
+    weight = getattr(module, "weight", None)
+    return (weight, module.bias) if isinstance(weight, Weight) else None
 
 
 def straight(f: Tape, x: Tensor, shape: tuple[int, ...]) -> Tensor:
@@ -74,10 +84,21 @@ class Mixer:
         dtype = x.dtype
         projected: Tensor = self.in_proj(f, x).view(b, 2 * i, s)
         decay = scale(f, saving_output(f, cast(f, self.a_log, "fp32")))
+        kernel, convolves = env.kernel(MAMBA), env.kernel(CONV)
+        into, out = bare(self.x_proj), bare(self.out_proj)
+        fused = kernel and self.norms is None and not env.evaluating
+        if fused and into is not None and out is not None:
+            d, bias = cast(f, self.d, "fp32"), cast(f, self.dt_bias, "fp32")
+            weights = (self.conv, self.conv_bias, into[0], self.dt_weight, *out)
+            return mamba_inner(f, projected, *weights, decay, d, bias, norms=self.plain)
+        del into, out
         hidden, gate = split(f, projected, (b, i, s), (b, i, s))
         before = hidden.dtype
-        hidden = activate(f, causal_convolution(f, hidden, self.conv, self.conv_bias), self.act)
-        hidden = cast(f, hidden, before)
+        if convolves:
+            hidden = causal_conv(f, hidden, self.conv, self.conv_bias)
+        else:
+            hidden = activate(f, causal_convolution(f, hidden, self.conv, self.conv_bias), self.act)
+            hidden = cast(f, hidden, before)
         mixed: Tensor = self.x_proj(f, straight(f, hidden, (b, s, i)))
         step, key, value = split(f, mixed, (b, s, self.rank), (b, s, n), (b, s, n))
         if self.norms is not None:
@@ -86,8 +107,11 @@ class Mixer:
             step, key, value = rms_norm(f, step, None), rms_norm(f, key, None), rms_norm(f, value, None)
         step = repack(f, linear(f, step, self.dt_weight), (b, i, s))
         bias = cast(f, self.dt_bias, "fp32")
-        out = self.selective_scan(f, hidden, step, decay, key, value, gate, bias)
-        shaped = out.view(b, s, i)
+        if kernel:
+            scanned = selective_scan(f, hidden, step, decay, key, value, cast(f, self.d, "fp32"), gate, bias)
+        else:
+            scanned = self.selective_scan(f, hidden, step, decay, key, value, gate, bias)
+        shaped = scanned.view(b, s, i)
         turned = cast(f, shaped, dtype)
         result: Tensor = self.out_proj(f, straight(f, turned, turned.shape))
         return result

@@ -54,7 +54,7 @@ class Mlp:
         result: Tensor
         if not self.shape.gated:
             if self.act == "xielu":
-                result = self.down(f, self.xielu(f, self.up(f, x)))
+                result = self.down(f, self.xielu(f, env, self.up(f, x)))
             else:
                 result = self.down(f, activate(f, self.up(f, x), self.act))
             return result

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from memlint.estimate.build import Build
 from memlint.estimate.engine.tape import Node, Tape, Tensor
+from memlint.estimate.env import Env
+from memlint.estimate.kernels import XIELU
 from memlint.estimate.ops.activations import activate
 from memlint.estimate.ops.basic import add, cast, mul, saving_output, scale, shift
 from memlint.estimate.ops.gather import subtract
@@ -39,8 +41,19 @@ def _where(f: Tape, condition: Tensor, a: Tensor, b: Tensor) -> Tensor:
     return f.record(out, _where_backward, (a, b), saved) if recorded else out
 
 
+def _kernel_backward(f: Tape, node: Node, grad: Tensor) -> tuple[Tensor]:
+    return (f.like(grad),)
+
+
+def _kernel(f: Tape, x: Tensor) -> Tensor:
+    """The CUDA extension, whose source is on no package index: one Function can do with its input and one result."""
+    recorded = f.needs(x)
+    out = f.like(x)
+    return f.record(out, _kernel_backward, (x,), f.save(x)) if recorded else out
+
+
 class Xielu:
-    """XIELUActivation without its CUDA extension (transformers 5.24 activations.py): two learned scalars."""
+    """XIELUActivation (transformers 5.24 activations.py): two learned scalars."""
 
     def __init__(self, b: Build, name: str) -> None:
         self.alpha_p = b.parameter(f"{name}.alpha_p", 1)
@@ -48,8 +61,10 @@ class Xielu:
         b.buffer(4)
         b.buffer(4)
 
-    def __call__(self, f: Tape, x: Tensor) -> Tensor:
+    def __call__(self, f: Tape, env: Env, x: Tensor) -> Tensor:
         """x -> the same shape."""
+        if env.kernel(XIELU):
+            return _kernel(f, x)
         alpha_p = activate(f, self.alpha_p, "softplus")
         alpha_n = shift(f, activate(f, self.alpha_n, "softplus"))
         condition = f.new(x.shape, "bool")

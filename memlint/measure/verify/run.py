@@ -9,6 +9,7 @@ from contextlib import ExitStack
 from typing import Any
 
 from memlint.errors import UserError
+from memlint.estimate.kernels import CONV, FLA, MAMBA, XIELU, exactly
 from memlint.estimate.result import Estimate
 from memlint.hardware.target import Target
 from memlint.job import TrainingJob
@@ -39,6 +40,7 @@ def verify_job(request: Request, progress: Progress = lambda text: None) -> dict
     if request.device == "cuda":
         torch.cuda.set_device(ranks.local_rank % torch.cuda.device_count())
     job, notes = job_at_hand(request.job, ranks.world)
+    job = exactly(job, packages_here() if request.device == "cuda" else {})
     target = drivers.target_at_hand(ranks.world) if request.device == "cuda" else None
     plan_run(job, ranks.world, request.device)  # refuses what cannot run before anything is started
     depths = _depths(job, request, target, ranks)
@@ -71,6 +73,14 @@ def verify_job(request: Request, progress: Progress = lambda text: None) -> dict
             {"prediction": _prediction(part, target), "measured": one} for part, one in zip(jobs, measured)
         ],
     )  # fmt: skip
+
+
+def packages_here() -> dict[str, str]:
+    """The optional packages that transformers finds on this machine (estimate/kernels.py)."""
+    from importlib.util import find_spec
+
+    modules = {FLA: "fla", CONV: "causal_conv1d", MAMBA: "mamba_ssm", XIELU: "xielu"}
+    return {package: "any" for package, module in modules.items() if find_spec(module) is not None}
 
 
 _ABANDONED: list[ExitStack] = []
