@@ -114,7 +114,7 @@ def options_from(args: Namespace, *, details: bool) -> CheckOptions:
     paths = tuple(args.paths) or (".",)
     if "-" in paths and len(paths) > 1:
         raise UserError("`-` reads standard input and cannot be mixed with other paths")
-    if "-" in paths and args.fix:
+    if "-" in paths and args.fix and not args.diff:
         raise UserError("--fix cannot write standard input; use --diff")
     return CheckOptions(
         paths=paths,

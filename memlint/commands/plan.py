@@ -61,8 +61,19 @@ def run(args: Namespace) -> int:
         from memlint.plan.text import plan_text
         from memlint.report.style import Style, wants_color
 
-        sys.stdout.write(plan_text(report, source, usable, Style(wants_color(args.color, sys.stdout))))
+        style = Style(wants_color(args.color, sys.stdout))
+        sys.stdout.write(plan_text(report, source, usable, style, columns=_columns()))
     if source.target is None:
         return Exit.OK
     fits = bool(report.plans) and report.plans[0].verdict == "fits"
     return Exit.OK if fits else Exit.FINDINGS
+
+
+def _columns() -> int | None:
+    """The terminal's width, or what COLUMNS says; None in a pipe or a file."""
+    import os
+    import shutil
+
+    if not sys.stdout.isatty() and not os.environ.get("COLUMNS"):
+        return None
+    return shutil.get_terminal_size().columns

@@ -11,6 +11,9 @@ from memlint.estimate.result import Estimate
 from memlint.job import TrainingJob, replace_fields
 from memlint.records import dataclass
 
+_NO_JOBS = ("neither a training config", "checked with the training file")
+"""What is no gap in a folder: other files, and companions that are drawn with the job that names them."""
+
 BATCHES = (1, 2, 4, 8, 16, 32)
 """Micro batches of the heat map."""
 
@@ -77,8 +80,9 @@ def collect(
         try:
             source = open_source(name, target=target, offline=offline, isolated=isolated)
         except UserError as error:
-            if name in paths or "neither a training config" not in str(error):
-                missing.append(Missing(name=name, reason=str(error)))
+            reason = str(error)
+            if name in paths or not any(words in reason for words in _NO_JOBS):
+                missing.append(Missing(name=name, reason=reason.removeprefix(f"{name}: ")))
             continue
         for index in range(source.jobs):
             if index:

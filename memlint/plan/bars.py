@@ -1,4 +1,7 @@
-"""A stacked bar of plain letters: readable without colour, in a log, and by a screen reader."""
+"""A stacked bar of plain letters: readable without colour, in a log, and by a screen reader.
+
+Where colour is on, each letter stands on the colour of its component, so that the bar reads as one.
+"""
 
 from __future__ import annotations
 
@@ -19,9 +22,39 @@ LETTERS = {
 }
 """One letter a component; what lies beside the allocated peak is ``.``"""
 
-LEGEND = "W weights, G gradients, O optimizer states, A activations, L logits and loss, T temporaries, C communication"
+LEGEND = (
+    "W weights, G gradients, O optimizer states, A activations, L logits and loss, T temporaries, C communication, "
+    ". context and slack"
+)
 
 WIDTH = 60
+"""Letters of the longest bar where the terminal has room for it."""
+NARROWEST = 10
+BESIDE = 17
+"""Columns of a line that are not the bar: its name, two spaces and the figure."""
+
+_COLOURS = {"W": 67, "G": 71, "O": 133, "A": 172, "L": 167, "T": 101, "C": 73, "I": 103, ".": 240}
+"""Background of a letter, of xterm's 256 colours; black letters keep a contrast above 4.5 on all but the last."""
+
+
+def width_for(columns: int | None) -> int:
+    """Return the letters a bar may have in a terminal of so many columns; None: not a terminal."""
+    return WIDTH if columns is None else max(NARROWEST, min(WIDTH, columns - BESIDE))
+
+
+def painted(letters: str, *, color: bool) -> str:
+    """Return a bar or a legend's letters with the colours of the components, or as it is."""
+    if not color:
+        return letters
+    from itertools import groupby
+
+    parts = []
+    for letter, run in groupby(letters):
+        text = "".join(run)
+        ink = 15 if letter == "." else 0
+        colour = _COLOURS.get(letter)
+        parts.append(text if colour is None else f"\x1b[38;5;{ink};48;5;{colour}m{text}\x1b[0m")
+    return "".join(parts)
 
 
 def bar(estimate: Estimate, scale: int, usable: int | None, width: int = WIDTH) -> str:

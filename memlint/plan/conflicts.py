@@ -122,9 +122,22 @@ CONFLICTS: tuple[Conflict, ...] = (
 )
 
 
+REPLACED_BUFFERS = Conflict(
+    "buffers-of-a-replaced-config",
+    lambda value, dialect: False,
+    "another stage or offload is another DeepSpeed config, which states buffers of its own",
+    "axolotl 0.18 deepspeed_configs/, LLaMA-Factory 0.9.6 examples/deepspeed/: each file has its sizes",
+)
+"""Decided by what changes together, not by what then holds."""
+
+
 def contradiction(changes: Changes, job: TrainingJob, dialect: str) -> Conflict | None:
     """Return the first conflict that ``changes`` bring into ``job``; what the job has already is its own affair."""
+    from memlint.dialects.deepspeed_express import BUFFERS
     from memlint.dialects.promises import lookup
+
+    if "parallelism.strategy" in changes and any(name in changes for name in BUFFERS):
+        return REPLACED_BUFFERS
 
     def before(name: str) -> Any:
         return lookup(job, name)

@@ -46,6 +46,9 @@ LADDER = (
 )
 """GPUs that are rented or bought for training, one or two for each size of memory."""
 
+EQUAL = 1.02
+"""GPUs within 2 % of usable memory count as of one size."""
+
 Predict = Callable[["TrainingJob", "Target | None"], "Estimate | None"]
 
 
@@ -147,15 +150,28 @@ def _smallest_gpu(
     candidates = _known_gpus(bf16=_half(job) == "bf16", fp8=job.training.precision.fp8)
     if target is not None:
         candidates = [replace(one, gpus=target.gpus, nodes=target.nodes) for one in candidates]
+
+    def fits(candidate: Target) -> bool:
+        estimate = predict(job, candidate)
+        return estimate is not None and judge(estimate, candidate) == "fits"
+
     low, high = 0, len(candidates)
     while low < high:
         middle = (low + high) // 2
-        estimate = predict(job, candidates[middle])
-        if estimate is not None and judge(estimate, candidates[middle]) == "fits":
+        if fits(candidates[middle]):
             high = middle
         else:
             low = middle + 1
-    return candidates[low] if low < len(candidates) else None
+    if low == len(candidates):
+        return None
+    # An A100 and an H100 of 80 GB differ by what the driver keeps: of equals, the declared one, else the plainer.
+    equal = [one for one in candidates[low:] if one.usable_bytes <= candidates[low].usable_bytes * EQUAL]
+    own = [one for one in equal if target is not None and one.name == target.name]
+    return next(one for one in [*own, *sorted(equal, key=_plainness)] if fits(one))
+
+
+def _plainness(gpu: Target) -> int:
+    return LADDER.index(gpu.name)
 
 
 def _known_gpus(*, bf16: bool, fp8: bool) -> list[Target]:

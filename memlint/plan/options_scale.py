@@ -78,6 +78,7 @@ _SHARDED: tuple[tuple[str, str, int, int, str, str], ...] = (
     ("fsdp", "none", 3, 0, "FSDP", "half more communication: weights are gathered for each forward and backward"),
     ("zero3", "none", 4, 0, "ZeRO-3", "half more communication: weights are gathered for each forward and backward"),
     ("zero2", "optimizer", 2, 1, "ZeRO-2 with the optimizer on the CPU", "the step runs on the CPU; needs host memory"),
+    ("zero3", "optimizer", 4, 1, "ZeRO-3 with the optimizer on the CPU", "the step runs on the CPU; needs host memory"),
     ("fsdp", "all", 3, 2, "FSDP with everything offloaded", "weights cross PCIe for each forward and backward"),
     ("zero3", "all", 4, 2, "ZeRO-3 with everything offloaded", "weights cross PCIe for each forward and backward"),
 )
@@ -102,8 +103,10 @@ def sharding(job: TrainingJob, gpus: int) -> tuple[Remedy, ...]:
         return ()
     found = []
     for strategy, offloaded, divided, moved, words, sentence in _SHARDED:
-        if gpus < 2 and (not moved or strategy == "fsdp"):
-            continue
+        if gpus < 2 and (
+            not moved or strategy == "fsdp" or (strategy != now and strategy + offloaded == "zero3optimizer")
+        ):
+            continue  # a GPU alone divides nothing: all that offloading of ZeRO-2 and of ZeRO-3's weights can do
         family = "fsdp" if strategy == "fsdp" else "zero"
         if (now.startswith("zero") and family != "zero") or (now == "fsdp" and family != "fsdp"):
             continue

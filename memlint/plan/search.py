@@ -27,7 +27,16 @@ class Search:
         self._evaluate = evaluator
         self._order = order
         sizes = [range(len(dimension.remedies) + 1) for dimension in evaluator.dimensions]
-        priced = [(price(evaluator.remedies(choice), order), choice) for choice in product(*sizes)]
+        names = [dimension.name for dimension in evaluator.dimensions]
+        buffers = [place for place, name in enumerate(names) if name in _BUFFERS]
+        divided = names.index("sharding") if "sharding" in names else None
+        choices = [
+            choice
+            for choice in product(*sizes)
+            # What contradiction() calls the buffers of a replaced config.
+            if divided is None or not choice[divided] or not any(choice[place] for place in buffers)
+        ]
+        priced = [(price(evaluator.remedies(choice), order), choice) for choice in choices]
         priced.sort()
         self._prices = [cost for cost, _ in priced]
         self._choices = [choice for _, choice in priced]
@@ -148,7 +157,9 @@ class Search:
         return choice, outcome
 
 
-_MONOTONE = ("attention", "loss", "buckets", "gathering", "persistence", "sub-group")
+_BUFFERS = ("buckets", "gathering", "persistence", "sub-group")
+
+_MONOTONE = ("attention", "loss", *_BUFFERS)
 """Dimensions whose last remedy never needs more than the others."""
 
 _NO_LADDER = ("optimizer", "sharding")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Iterator
 
-from memlint.plan.bars import LEGEND, bar
+from memlint.plan.bars import LEGEND, bar, painted, width_for
 from memlint.plan.result import HardwareNeed, Limits, Plan, PlanReport
 from memlint.report.style import Style
 from memlint.report.text import printable
@@ -17,14 +17,40 @@ if TYPE_CHECKING:
 _VERDICTS = {"fits": ("good", "fits"), "tight": ("warning", "tight"), "oom": ("error", "out of memory")}
 
 
-def plan_text(report: PlanReport, source: Source, usable: int | None, style: Style) -> str:
-    """Return the report for people."""
-    return "\n".join(_lines(report, source, usable, style)) + "\n"
+def plan_text(
+    report: PlanReport, source: Source, usable: int | None, style: Style, *, columns: int | None = None
+) -> str:
+    """Return the report for people; ``columns``: the terminal's, where it is read in one."""
+    return "\n".join(_lines(report, source, _Canvas(report, usable, style, columns))) + "\n"
 
 
-def _lines(report: PlanReport, source: Source, usable: int | None, style: Style) -> Iterator[str]:
-    before = report.estimate
-    scale = max([before.device_bytes, usable or 0, *(plan.estimate.device_bytes for plan in report.plans)])
+class _Canvas:
+    """How bars are drawn: one scale for all of them."""
+
+    def __init__(self, report: PlanReport, usable: int | None, style: Style, columns: int | None) -> None:
+        peaks = [report.estimate, *[plan.estimate for plan in report.plans]]
+        self.scale = max([usable or 0, *[estimate.device_bytes for estimate in peaks]])
+        self.usable = usable
+        self.style = style
+        self.width = width_for(columns)
+
+    def bar(self, estimate: Estimate) -> str:
+        """Return the peak by component, and the figure."""
+        letters = bar(estimate, self.scale, self.usable, self.width)
+        return f"{painted(letters, color=self.style.color)} {gib(estimate.device_bytes)}"
+
+    def legend(self) -> str:
+        """Return what the letters stand for."""
+        end = ", | end of the usable memory" if self.usable is not None else ""
+        if not self.style.color:
+            return LEGEND + end
+        parts = [(part[0], part[1:]) for part in LEGEND.split(", ")]
+        words = [painted(letter, color=True) + self.style("dim", word) for letter, word in parts]
+        return self.style("dim", ", ").join(words) + self.style("dim", end)
+
+
+def _lines(report: PlanReport, source: Source, canvas: _Canvas) -> Iterator[str]:
+    before, usable, style = report.estimate, canvas.usable, canvas.style
     where = ""
     if usable is not None and source.target is not None:
         count = f"{source.target.gpus} x " if source.target.gpus > 1 else ""
@@ -35,7 +61,7 @@ def _lines(report: PlanReport, source: Source, usable: int | None, style: Style)
     name = style("bold", printable(source.document.path))
     interval = f"{gib(before.low_bytes)}-{gib(before.high_bytes)}"
     yield f"{name} ({source.dialect_name}): predicted peak {gib(before.device_bytes)} GiB ({interval}){where}"
-    yield f"  now    {bar(before, scale, usable)} {gib(before.device_bytes)}"
+    yield f"  now    {canvas.bar(before)}"
     yield from _evaluation(before)
     if report.limits is not None and report.verdict == "fits":
         yield f"         reaches {_limits(report.limits)}"
@@ -43,13 +69,13 @@ def _lines(report: PlanReport, source: Source, usable: int | None, style: Style)
         yield from _hardware(report.hardware, source, "as it is")
     for number, plan in enumerate(report.plans, 1):
         yield ""
-        yield from _plan(number, plan, scale, usable, style)
+        yield from _plan(number, plan, canvas)
     if report.hardware_of_best is not None:
         yield ""
         yield from _hardware(report.hardware_of_best, source, "with plan 1")
     if report.floor is not None:
         yield ""
-        yield from _floor(report.floor, scale, usable, style)
+        yield from _floor(report.floor, canvas)
     if report.offers:
         yield ""
         yield "Another method, or other rows (trains something else, so it is your choice):"
@@ -61,7 +87,7 @@ def _lines(report: PlanReport, source: Source, usable: int | None, style: Style)
         yield ""
         yield "No remedy of this format lowers the peak further."
     yield ""
-    yield style("dim", LEGEND + (", | end of the usable memory" if usable is not None else ""))
+    yield canvas.legend()
 
 
 def _verdict(verdict: str, style: Style) -> str:
@@ -75,10 +101,11 @@ def _predicted(plan: Plan, style: Style) -> str:
     return words if plan.verdict == "unknown" else f"{_verdict(plan.verdict, style)}, {words}"
 
 
-def _plan(number: int, plan: Plan, scale: int, usable: int | None, style: Style) -> Iterator[str]:
+def _plan(number: int, plan: Plan, canvas: _Canvas) -> Iterator[str]:
+    style = canvas.style
     title = plan.words[:1].upper() + plan.words[1:]
     yield f"{style('bold', f'{number}. {title}')}: {_predicted(plan, style)}"
-    yield f"  after  {bar(plan.estimate, scale, usable)} {gib(plan.estimate.device_bytes)}"
+    yield f"  after  {canvas.bar(plan.estimate)}"
     for place, step in enumerate(plan.steps, 1):
         size = f"{gib(step.device_bytes):>7} GiB" if step.device_bytes is not None else "           "
         how = printable(step.text) if step.text else step.remedy.words
@@ -122,11 +149,11 @@ def _hardware(need: HardwareNeed, source: Source, how: str) -> Iterator[str]:
     yield f"  {how}: {'; '.join(parts)}"
 
 
-def _floor(plan: Plan, scale: int, usable: int | None, style: Style) -> Iterator[str]:
-    estimate = plan.estimate
+def _floor(plan: Plan, canvas: _Canvas) -> Iterator[str]:
+    estimate, style = plan.estimate, canvas.style
     lowest = gib(estimate.device_bytes)
     yield f"{style('error', 'Nothing fits')}. The lowest that this format's settings reach is {lowest} GiB:"
-    yield f"  floor  {bar(estimate, scale, usable)} {gib(estimate.device_bytes)}"
+    yield f"  floor  {canvas.bar(estimate)}"
     parts = [
         (name.replace("_", " "), size)
         for name, size in estimate.components.items()

@@ -72,6 +72,18 @@ def test_every_job_has_its_charts_and_the_rest_a_reason(page: str) -> None:
     assert "workflow" not in page
 
 
+def test_a_companion_is_a_gap_only_where_it_is_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "job.yaml").write_text("memlint: 1\nmodel: Qwen/Qwen3-0.6B\n")
+    (tmp_path / "ds.json").write_text('{"zero_optimization": {"stage": 2}, "train_micro_batch_size_per_gpu": "auto"}')
+    assert main(["report", ".", "--html", "out.html", "--offline"]) == 0
+    assert capsys.readouterr().err == ""
+    assert main(["report", "job.yaml", "ds.json", "--html", "out.html", "--offline"]) == 0
+    assert capsys.readouterr().err.count("ds.json") == 1
+
+
 def test_names_from_configs_are_escaped(page: str) -> None:
     assert "small &lt;b&gt;.yaml" in page
     assert "<b>" not in page

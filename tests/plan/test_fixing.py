@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import json
+import sys
 
 import pytest
 
@@ -243,3 +245,13 @@ training:
         assert after == self.JOB.replace("eval_micro_batch_size: 64", "eval_micro_batch_size: 16")
         memlint("check", "job.yaml", "--target", "A100-80GB", "--offline", "--fix", "--select", "MEM601")
         assert "\n  micro_batch_size: 2\n" in (tmp_path / "job.yaml").read_text()
+
+
+def test_a_diff_of_standard_input_may_say_fix_too(memlint, monkeypatch):
+    content = b"memlint: 1\nmodel: Qwen/Qwen3-0.6B\ntraining: {micro_batch_size: 64, sequence_length: 4096}\n"
+    words = ("check", "-", "--stdin-filename", "job.yaml", "--target", "A100-40GB", "--fix", "--unsafe-fixes")
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content)))
+    _, out, err = memlint(*words, "--diff")
+    assert out.startswith("--- a/job.yaml\n+++ b/job.yaml\n") and not err
+    code, _, err = memlint(*words)
+    assert code == 2 and "--fix cannot write standard input; use --diff" in err

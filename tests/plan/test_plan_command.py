@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 
@@ -51,6 +52,33 @@ def test_the_report_shows_before_after_steps_and_reach(plan):
     assert "another GPU" not in out
     assert "Another method" in out
     assert "`training.method: lora`" in out
+
+
+def bars(out):
+    return [line for line in out.splitlines() if line.startswith(("  now  ", "  after  "))]
+
+
+def test_bars_keep_to_a_narrow_terminal(plan, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "40")
+    _, narrow, _ = plan("plan", "job.yaml", "--target", "RTX-4090", "--offline")
+    monkeypatch.delenv("COLUMNS")
+    _, piped, _ = plan("plan", "job.yaml", "--target", "RTX-4090", "--offline")
+    assert max(map(len, bars(narrow))) <= 40 < max(map(len, bars(piped)))
+
+
+def test_bars_are_coloured_where_colour_is_on_and_the_same_letters_else(plan):
+    _, coloured, _ = plan("plan", "job.yaml", "--target", "RTX-4090", "--offline", "--color", "always")
+    _, plain, _ = plan("plan", "job.yaml", "--target", "RTX-4090", "--offline", "--color", "never")
+    assert "\x1b[38;5;0;48;5;67mW" in bars(coloured)[0]
+    assert "\x1b" not in plain
+    assert re.sub(r"\x1b\[[0-9;]*m", "", coloured) == plain
+    assert "W weights, G gradients, " in plain.splitlines()[-1]
+
+
+def test_the_declared_gpu_is_named_before_another_of_its_size(plan):
+    for target in ("A100-80GB", "H100-80GB"):
+        _, report = data(plan, "--set", "training.micro_batch_size=10", "--set", "training.loss=fused", target=target)
+        assert report["now"]["hardware"]["gpu"] == target
 
 
 def test_plans_are_a_front_best_first(plan):

@@ -185,6 +185,7 @@ class TestSharding:
         assert [r.name for r in options_scale.sharding(job("parallelism.strategy=zero2"), 8)] == [
             "zero3",
             "zero2-offload-optimizer",
+            "zero3-offload-optimizer",
             "zero3-offload-all",
         ]
         assert [r.name for r in options_scale.sharding(job("parallelism.strategy=fsdp"), 8)] == ["fsdp-offload-all"]
@@ -196,6 +197,10 @@ class TestSharding:
     def test_quantised_and_model_parallel_jobs_are_left_alone(self):
         assert options_scale.sharding(job("training.method=qlora", training__quantization=Quantization()), 8) == ()
         assert options_scale.sharding(job("parallelism.tensor=2"), 8) == ()
+
+    def test_the_optimizer_alone_moves_to_the_host_in_stage_3_too(self):
+        made = job("parallelism.strategy=zero3")
+        assert [r.name for r in options_scale.sharding(made, 1)] == ["zero3-offload-optimizer", "zero3-offload-all"]
 
 
 class TestDeepSpeedBuffers:
@@ -228,6 +233,14 @@ class TestDeepSpeedBuffers:
         assert options_zero.buckets(overlapped)[1].changes["parallelism.overlap_comm"] is False
         assert [r.name for r in options_zero.buckets(job("parallelism.strategy=zero2"))] == ["reduce-bucket"]
         assert "one-reduce-bucket" not in self.names("parallelism.overlap_comm=true")
+
+    def test_none_goes_with_another_stage_or_offload(self):
+        made = job("parallelism.strategy=zero2")
+        changes = {"parallelism.strategy": "zero3", "parallelism.reduce_bucket_elements": 50_000_000}
+        conflict = contradiction(changes, made, "native")
+        assert conflict is not None and conflict.name == "buffers-of-a-replaced-config"
+        del changes["parallelism.strategy"]
+        assert contradiction(changes, made, "native") is None
 
     def test_no_sub_group_where_the_cpu_steps_or_the_partition_is_small(self):
         assert "sub-group" not in self.names("parallelism.offload=optimizer")
