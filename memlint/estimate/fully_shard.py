@@ -141,8 +141,12 @@ class FullyShard:
             assert kept.storage is not None
             kept.storage.relabel(GRADIENTS)
             f.kept.append(kept)
-        unit.gradient_elements = 0
+        unit.reduced_elements, unit.gradient_elements = unit.gradient_elements, 0
         self.reducing = flat
+
+    def passing(self, unit: Unit) -> Passing:
+        """What equal layers hand on, of which ``unit`` is the one that runs."""
+        return Passing(self, unit)
 
     def finish(self, f: Tape, units: list[Unit]) -> None:
         """_root_post_backward_final_callback: units whose inputs had no gradient, then everything still held."""
@@ -172,6 +176,47 @@ class FullyShard:
     def _hooked(self, f: Tape, x: Tensor, hook: Callable[[Tape, Node, Tensor], tuple[Tensor]], unit: Unit) -> Tensor:
         through = Tensor(x.shape, x.dtype, x.storage)
         return f.record(through, hook, (x,), (), (self, unit)) if f.needs(x) else x
+
+
+class Passing:
+    """What FSDP2 hands from layer to layer, around one that is counted like another and not run.
+
+    In forward the output copied out last; in backward the layer's own parameters, which are under way, against those of
+    the layer before, and the input of the last reduce-scatter. The unit that runs is the last one of its like in the
+    order; others stand in where it was.
+    """
+
+    def __init__(self, fully: FullyShard, unit: Unit) -> None:
+        self.fully, self.unit = fully, unit
+
+    @property
+    def place(self) -> int:
+        """The unit's place in the order."""
+        return self.unit.place
+
+    def forward(self, tape: Tape) -> None:
+        """After a layer's forward."""
+        fully, unit = self.fully, self.unit
+        other = Unit(gathered_bytes=unit.gathered_bytes, whole_bytes=unit.whole_bytes)
+        if unit.buffer is not None:
+            other.buffer = Tensor((0,), "uint8", None)
+        fully.order[unit.place] = other
+        unit.place = len(fully.order)
+        fully.order.append(unit)
+        if unit.gathered_bytes:
+            fully.last = tape.new((unit.gathered_bytes,), "uint8", COMMUNICATION)
+
+    def backward(self, tape: Tape, place: int) -> None:
+        """After a layer's backward."""
+        fully, unit = self.fully, self.unit
+        fully.order[place].arriving = None
+        before = fully.order[place - 1] if place else None
+        if before is not None and before.buffer is None and before.arriving is None and before.gathered_bytes:
+            before.arriving = tape.new((before.gathered_bytes,), "uint8", COMMUNICATION)
+        if unit.reduced:
+            fully.reducing = None
+            if unit.reduced_elements:
+                fully.reducing = tape.new((unit.reduced_elements,), fully.reduce, COMMUNICATION)
 
 
 def padded(shape: tuple[int, ...], world: int) -> int:

@@ -91,15 +91,15 @@ class Stack:
         full: bool = False,
         alone: Sequence[int] = (),
     ) -> None:
-        """``alone``: indexes of layers like no other: of those that share a tensor with a gradient, the last one makes
-        that gradient and the others add to it.
+        """``alone``: indexes of layers that are run themselves, beside the first ``build.apart``: something follows
+        them, or they make the first gradient of a tensor that others share, who add to it.
         """
         self.parts: list[Part] = []
         """In the order in which they run; one that stands for several is there as often."""
         self.sharding = build.sharding
         self.after: Callable[[Tape, Env, int, Tensor], Tensor] | None = None
-        """What the model does with the output of a layer, outside its checkpoint; for layers below ``build.apart``."""
-        self.apart = build.apart
+        """What the model does with the output of a layer, outside its checkpoint; for those alone."""
+        self.alone = {*range(build.apart), *alone}
         self.before: Callable[[Tape, int], tuple[Tensor, ...]] | None = None
         """Further inputs of a layer, made outside its checkpoint (its part of a tensor that holds all layers')."""
         self.keeps = False
@@ -110,14 +110,8 @@ class Stack:
         every = build.training.checkpointing.every
         total = len(kinds)
         trained = build.training.trainable_layers
-        unlike = {*range(build.apart), *alone}
         self.keys: list[Hashable] = [
-            (
-                kind,
-                index % every == 0,
-                trained is None or _trains(index, total, trained),
-                index if index in unlike else None,
-            )
+            (kind, index % every == 0, trained is None or _trains(index, total, trained))
             for index, kind in enumerate(kinds)
         ]
 
@@ -129,29 +123,40 @@ class Stack:
             self.sharding.current = build.root
             return index, made, unit
 
-        if full or build.run_all_layers:
+        # Where the whole model is one unit, all its parameters are gathered together.
+        whole = self.sharding.gathers and self.sharding.zero is None and self.sharding.wrap != "layer"
+        if full or whole or build.run_all_layers:
             self.parts = [Part([layer(index)], 1) for index in range(total)]
-        elif self.sharding.fully is not None or self.sharding.zero is not None:
+        elif self.sharding.zero is not None:
             self._periods(build, layer)
         else:
             self._alike(build, layer)
 
     def _alike(self, build: Build, layer: Callable[..., Place]) -> None:
-        """Run one layer for all of its kind that come after one of the same other kind."""
+        """Run one layer for all of its kind that come after one of the same other kind.
+
+        FSDP2 gathers the layer before during a layer's backward, and lets go of what the layer after has reduced.
+        """
         parts: dict[Hashable, Part] = {}
-        before: Hashable = None
+        neighbours = [None, *self.keys, None]
         flows = False
         for index, key in enumerate(self.keys):
             # A gradient flows back into every layer after the first one that is trained.
-            part = parts.get((key, before, flows))
+            like = (
+                key,
+                neighbours[index],
+                flows,
+                neighbours[index + 2] if self.sharding.fully is not None else None,
+                index if index in self.alone else None,
+            )
+            part = parts.get(like)
             if part is None:
                 leaves, records, buffers = len(build.leaves), len(build.records), build.buffer_bytes
-                part = parts[key, before, flows] = Part([layer(index)], 0)
+                part = parts[like] = Part([layer(index)], 0)
                 part.records, part.buffers = build.records[records:], build.buffer_bytes - buffers
                 flows = flows or len(build.leaves) > leaves
             part.count += 1
             self.parts.append(part)
-            before = key
         for part in parts.values():
             build.buffer_bytes += (part.count - 1) * part.buffers
             for record in part.records:
@@ -159,7 +164,8 @@ class Stack:
 
     def _periods(self, build: Build, layer: Callable[..., Place]) -> None:
         """Run one period for all of a periodic run: what is gathered and reduced around a layer is its neighbours'."""
-        for start, period, count in [part for run in groups_of(self.keys) for part in _last_apart(*run)]:
+        keys = [(key, index if index in self.alone else None) for index, key in enumerate(self.keys)]
+        for start, period, count in [part for run in groups_of(keys) for part in _last_apart(*run)]:
             build.count = count
             part = Part([layer(index, count) for index in range(start, start + period)], count)
             build.count = 1
@@ -189,12 +195,13 @@ class Stack:
                     x = self.sharding.run(f, unit, _Call(env, layer, index), x, *given)
                 del given
                 held, env.left = env.left, None
-                if index < self.apart and self.after is not None:
+                if index in self.alone and self.after is not None:
                     x = self.after(f, env, index, x)
                 self._keep(part, x)
             if opened is not None:
                 shared = [shared_by(env, layer) for index, layer, _ in part.layers if env.checkpointed(index)]
-                done[part], x = f.end_block(opened, x, () if held is None else (held,), shared)
+                passing = None if fully is None or unit is None else fully.passing(unit)
+                done[part], x = f.end_block(opened, x, () if held is None else (held,), shared, passing)
         last = fully or self.sharding.zero
         return x if last is None else last.after_layers(f, x)
 

@@ -33,3 +33,5 @@ class Unit:
     """FSDP2: index in the order of the forward."""
     reduced: bool = False
     """FSDP2: post_backward has run."""
+    reduced_elements: int = 0
+    """FSDP2: elements that it has reduced."""

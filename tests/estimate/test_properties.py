@@ -79,6 +79,13 @@ def test_the_block_shortcut_equals_the_full_run_of_every_type(job: tuple[str, di
     assert quick.host_bytes == whole.host_bytes
 
 
+def test_fsdp_that_wraps_the_whole_model_gathers_all_its_layers() -> None:
+    one_unit = {"parallelism.strategy": "fsdp", "parallelism.wrap": "none", "training.precision": PRECISIONS[0]}
+    step = run_step(job(one_unit), world=8)
+    whole = sum(record.count * record.numel * 2 for record in step.build.records)
+    assert step.timeline[0].components["communication"] >= whole
+
+
 @settings(max_examples=60, deadline=None)
 @given(kind=st.sampled_from(TYPES), changes=setups)
 def test_components_sum_to_the_peak(kind: str, changes: dict[str, Any]) -> None:

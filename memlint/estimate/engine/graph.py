@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from math import prod
-from typing import TYPE_CHECKING, Any, Callable, Sequence
+from typing import TYPE_CHECKING, Any, Callable, Protocol, Sequence
 
 from memlint.estimate.engine.pool import Change, Repeat, Storage
 from memlint.units import DTYPE_BYTES
@@ -82,7 +82,19 @@ class Node:
 class Block:
     """A part of a model that is run once and stands for all equal ones; see :mod:`memlint.estimate.engine.repeat`."""
 
-    __slots__ = ("backward", "forward", "gate", "held", "host_bytes", "later", "made", "nodes", "root", "visits")
+    __slots__ = (
+        "backward",
+        "forward",
+        "gate",
+        "held",
+        "host_bytes",
+        "later",
+        "made",
+        "nodes",
+        "passing",
+        "root",
+        "visits",
+    )
 
     def __init__(self, forward: Change, made: Repeat, gate: Node | None, root: Node | Leaf | None) -> None:
         self.forward = forward
@@ -102,13 +114,29 @@ class Block:
         self.host_bytes = 0
         self.visits = 1
         """Places on the tape whose backward is to come."""
+        self.passing: Passing | None = None
 
 
 class Visit(Node):
     """One place of a repeated block on the tape; ``edges`` lead to what made its input."""
 
-    __slots__ = ("block",)
+    __slots__ = ("block", "place")
 
     def __init__(self, block: Block, x: Tensor, component: int) -> None:
         super().__init__(None, (x.node,), ((x.shape, x.dtype),), (), None, component)
         self.block = block
+        self.place = 0 if block.passing is None else block.passing.place
+
+
+class Passing(Protocol):
+    """What equal blocks hand to the next one beside their output, where it differs in size from block to block."""
+
+    @property
+    def place(self) -> int:
+        """Where the last of the equal blocks is."""
+
+    def forward(self, tape: Tape) -> None:
+        """Put what another of the equal blocks hands on in the place of what it was given."""
+
+    def backward(self, tape: Tape, place: int) -> None:
+        """The same on the way back, for the one that was at ``place``."""

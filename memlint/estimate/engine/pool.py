@@ -153,14 +153,21 @@ class Pool:
         self.repeat = None
         return Change(highest, end)
 
-    def again(self, change: Change) -> None:
-        """Count an equal block, which is not run, from what the one that ran has changed."""
+    def again(self, change: Change, swap: Callable[[], None] | None = None) -> None:
+        """Count an equal block, which is not run, from what the one that ran has changed.
+
+        ``swap`` puts what that block hands over in the place of what it was given, where the two differ in size.
+        """
         components = self.components
         if self.live + change.rise > self.peak:
             self.peak = self.live + change.rise
             self.peak_components = [now + more for now, more in zip(components, change.highest)]
-        self.components = [now + more for now, more in zip(components, change.end)]
-        self.live += change.growth
+        after, live = [now + more for now, more in zip(components, change.end)], self.live + change.growth
+        if swap is not None:
+            peak = self.peak, self.peak_components
+            swap()
+            self.peak, self.peak_components = peak
+        self.components, self.live = after, live
 
     def hand_over(self, storage: Storage) -> None:
         """Let a block's output (or outgoing gradient) count once: the next equal block makes its own."""

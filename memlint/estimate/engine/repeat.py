@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Iterable
 
-from memlint.estimate.engine.graph import Block, Node, Tensor, Visit
+from memlint.estimate.engine.graph import Block, Node, Passing, Tensor, Visit
 from memlint.estimate.engine.pool import TEMPORARIES, Repeat
 
 if TYPE_CHECKING:
@@ -35,7 +35,9 @@ class Opened:
         """The input as the block sees it: its gradient waits at the gate."""
         return Tensor(x.shape, x.dtype, x.storage, self.gate)
 
-    def end(self, tape: Tape, out: Tensor, others: Iterable[Tensor], shared: Iterable[Any]) -> tuple[Block, Tensor]:
+    def end(
+        self, tape: Tape, out: Tensor, others: Iterable[Tensor], shared: Iterable[Any], passing: Passing | None
+    ) -> tuple[Block, Tensor]:
         """See :meth:`Tape.end_block`."""
         nodes = tape.nodes[self.first :]
         del tape.nodes[self.first :]
@@ -46,7 +48,7 @@ class Opened:
                 tape.pool.hand_over(tensor.storage)
         block = Block(tape.pool.leave(self.outside), self.made, self.gate, out.node)
         block.host_bytes = tape.host_bytes - self.host_bytes
-        block.nodes, block.held = nodes, held
+        block.nodes, block.held, block.passing = nodes, held, passing
         if out.node is None:
             return block, out
         visit = Visit(block, self.source, tape.component)
@@ -68,7 +70,9 @@ def revisit(tape: Tape, visit: Visit) -> list[Tensor | None]:
     else:
         grad = visit.grad
         visit.grad = None
-        tape.pool.again(block.backward)
+        passing = block.passing
+        swap = None if passing is None else lambda: passing.backward(tape, visit.place)
+        tape.pool.again(block.backward, swap)
         block.later.factor += 1
         if block.gate is None and grad is not None and grad.storage is not None:
             # The one real gradient goes here, and has been counted already.

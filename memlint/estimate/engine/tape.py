@@ -11,7 +11,7 @@ from math import prod
 from sys import getrefcount
 from typing import TYPE_CHECKING, Any, Callable, Iterable
 
-from memlint.estimate.engine.graph import Backward, Block, Visit
+from memlint.estimate.engine.graph import Backward, Block, Passing, Visit
 from memlint.estimate.engine.graph import Leaf as Leaf
 from memlint.estimate.engine.graph import Node as Node
 from memlint.estimate.engine.graph import Shape as Shape
@@ -56,6 +56,8 @@ class Tape:
         """Inside a checkpointed forward: saves are counted, not kept."""
         self.graphless = False
         """Inside the forward of a reentrant checkpoint, which runs without a graph."""
+        self.one_mask = False
+        """What sdpa makes of a boolean mask is made once, not in every layer: compiled."""
         self.lingering: list[tuple[Tensor, Repeat | None]] = []
         """What Python nodes hold in attributes of their own, and the equal blocks it stands for."""
         self.saving = -1
@@ -271,17 +273,23 @@ class Tape:
         return opened, opened.entry(x)
 
     def end_block(
-        self, opened: Opened, out: Tensor, others: Iterable[Tensor] = (), shared: Iterable[Any] = ()
+        self,
+        opened: Opened,
+        out: Tensor,
+        others: Iterable[Tensor] = (),
+        shared: Iterable[Any] = (),
+        passing: Passing | None = None,
     ) -> tuple[Block, Tensor]:
         """End the part begun by :meth:`begin_block`; the block, and its output.
 
         ``others`` are what else the next block takes over. ``shared`` is what the backward of all equal blocks holds.
         """
-        return opened.end(self, out, others, shared)
+        return opened.end(self, out, others, shared, passing)
 
     def repeat_block(self, block: Block, x: Tensor) -> Tensor:
         """Count a block like one that has run: its output stands in the place of ``x``."""
-        self.pool.again(block.forward)
+        passing = block.passing
+        self.pool.again(block.forward, None if passing is None else lambda: passing.forward(self))
         self.host_bytes += block.host_bytes
         block.made.factor += 1
         if block.root is None:

@@ -113,19 +113,16 @@ class Tower:
         self.before = TileEmbedding(b, f"{at}.pre_tile_positional_embedding", ratios, self.most, h)
         self.behind = TileEmbedding(b, f"{at}.post_tile_positional_embedding", ratios, self.most, h)
         self.norm_pre, self.norm_post = LayerNorm(b, f"{at}.layernorm_pre", h), LayerNorm(b, f"{at}.layernorm_post", h)
-        depth, outer = a.num_hidden_layers, b.apart
-        b.apart = depth
-        self.layers = Stack(
-            b, [""] * depth, lambda build, _, i: Layer(a, build, f"{at}.transformer.layers.{i}", env, gated=False)
-        )
-        b.apart = outer
+        self.taps = [int(i) for i in a.get("intermediate_layers_indices", ())]
+        make = lambda build, _, i: Layer(a, build, f"{at}.transformer.layers.{i}", env, gated=False)  # noqa: E731
+        self.layers = Stack(b, [""] * a.num_hidden_layers, make, alone=self.taps)
+        self.layers.keeps = True
         second = f"{at}.global_transformer.layers"
         self.second = Stack(
             b,
             [""] * int(a.get("num_global_layers", 8)),
             lambda build, _, i: Layer(a, build, f"{second}.{i}", env, gated=True),
         )
-        self.taps = [int(i) for i in a.get("intermediate_layers_indices", ())]
         text: Any = whole.config["text_config"]
         self.out = int(text["hidden_size"])
         self.project = b.linear("model.multi_modal_projector", int(a.get("vision_output_dim")), self.out, True)
@@ -170,10 +167,10 @@ class Tower:
         x = padded(f, x, (images, self.most, count, h)).view(images, self.most * count, h)
         outer, env.checkpointing = env.checkpointing, Checkpointing()
         env.state["tower mask"] = (self._mask(f, images, self.most * count), False)
-        states: list[Tensor] = []
+        states: dict[int, Tensor] = {}
 
         def keep(f: Tape, env: Env, index: int, x: Tensor) -> Tensor:
-            states.append(x)
+            states[index] = x
             return x
 
         self.layers.after = keep
@@ -189,4 +186,7 @@ class Tower:
         joined = slice_of(f, joined, (images, self.most, self.count, h * len(self.taps)))
         x = cat(f, x, joined)
         del joined
-        return self.project(f, x).view(images * self.most, self.count, self.out), [x]
+        projected = self.project(f, x).view(images * self.most, self.count, self.out)
+        states.clear()
+        self.layers.forget(f)
+        return projected, [x]
