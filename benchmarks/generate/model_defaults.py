@@ -63,10 +63,10 @@ PROPERTIES = {
 LEFT_OUT = re.compile(
     r"^$|detr|sam\d?(_|$)|sam_|pp_|tokenizer|hifigan|bigvgan|vqgan|vqmodel|parakeet|superglue|lightglue|time_series"
     r"|informer|autoformer|patchts|timesfm|maskformer|oneformer|mask2|esmfold|encodec|xcodec|codec|vits|univnet|speecht5"
-    r"|fastspeech|clvp|bark|mimi|^dac$|loftr|superpoint|depth|dpt|upernet|textnet|levit|pvt|regnet|resnet|mobilenet"
-    r"|mobilevit|efficientnet|convnext|^bit$|cvt|focalnet|poolformer|hgnet|swin2sr|vitmatte|vitpose|tvp|slane|align"
-    r"|d_fine|deim|yolos|edgetam|omdet|grounding|segformer|seggpt|videomt|eomt|segment|glpn|uvdoc|swiftformer|mgp|talker"
-    r"|code_predictor|token2wav|_dit$|pocket_tts|kyutai|moshi|musicgen|audio_v2|wavlm|sew|unispeech|hubert|diarization"
+    r"|fastspeech|clvp|bark|mimi|^dac$|loftr|superpoint|depth|dpt|upernet|textnet|levit|pvt|regnet|mobilenet"
+    r"|mobilevit|efficientnet|^bit$|cvt|focalnet|poolformer|hgnet|swin2sr|vitmatte|vitpose|tvp|slane|align"
+    r"|d_fine|deim|yolos|edgetam|omdet|grounding|seggpt|videomt|eomt|segment|glpn|uvdoc|swiftformer|mgp|talker"
+    r"|code_predictor|token2wav|_dit$|pocket_tts|kyutai|moshi|musicgen|audio_v2|sew|unispeech|diarization"
 )
 """Networks of convolutions, codecs, detectors and time series: not what people fine-tune with the formats we read."""
 

@@ -50,6 +50,16 @@ OBJECTIVES = {
 """Family -> what it is trained for where the file does not say, and the words for it."""
 
 
+WITHOUT_TEXT = {
+    "speech": "hears a waveform: CTC over frames of 20 ms, which `sequence_length` counts (a classifier with the"
+    " objective sequence-classification),",
+    "vision": "sees images: an image classifier, or images against texts where it has both towers,",
+}
+"""Family that has no language model -> what its step is where the file asks for one."""
+
+FRAMES = 1000
+"""20 seconds: max_duration_in_seconds of transformers' run_speech_recognition_ctc.py (5.24, examples)."""
+
 RELATIVE = ("t5", "mt5", "umt5", "longt5", "switch_transformers", "deberta", "deberta-v2")
 """Types with relative positions, which have no longest length."""
 
@@ -59,6 +69,8 @@ def fitting_objective(job: TrainingJob, architecture: Architecture) -> TrainingJ
 
     An encoder cannot be trained as a causal language model; learned positions end at ``max_position_embeddings``.
     """
+    if architecture.family in WITHOUT_TEXT:
+        return _without_text(job, architecture)
     if architecture.family not in OBJECTIVES:
         return job
     objective, words = OBJECTIVES[architecture.family]
@@ -76,6 +88,16 @@ def fitting_objective(job: TrainingJob, architecture: Architecture) -> TrainingJ
     if not changes:
         return job
     job = replace_fields(job, changes)
+    return replace(job, assumptions=(*job.assumptions, *sentences))
+
+
+def _without_text(job: TrainingJob, architecture: Architecture) -> TrainingJob:
+    sentences = []
+    if job.training.objective == "causal-lm":
+        sentences.append(f"`{architecture.model_type}` {WITHOUT_TEXT[architecture.family]} assumed")
+    if architecture.family == "speech" and not _stated(job, "training.sequence_length"):
+        job = replace_fields(job, {"training.sequence_length": FRAMES})
+        sentences.append(f"`sequence_length` {FRAMES} (20 seconds) assumed, none being stated")
     return replace(job, assumptions=(*job.assumptions, *sentences))
 
 

@@ -17,16 +17,16 @@ FAMILIES: dict[str, tuple[str, ...]] = {
     "llama": _names(
         "llama mistral ministral ministral3 qwen2 qwen3 gemma gemma2 gemma3_text vaultgemma phi3 olmo olmo2 "
         "granite smollm3 starcoder2 cohere stablelm ernie4_5 helium cwm internlm3 exaone qwen2_vl_text "
-        "qwen2_5_vl_text qwen2_5_omni_text qwen3_vl_text glm4v_text mllama_text_model iquestcoder olmo3 cohere2 glm glm4 "
-        "exaone4 nemotron seed_oss arcee hunyuan_v1_dense bitnet apertus hyperclovax jais2 nanochat"
+        "qwen2_5_vl_text qwen2_5_omni_text qwen3_vl_text glm4v_text mllama_text_model iquestcoder olmo3 cohere2 "
+        "glm glm4 exaone4 nemotron seed_oss arcee hunyuan_v1_dense bitnet apertus hyperclovax jais2 nanochat"
     ),
     "gpt2": _names(
         "gpt2 gpt_neo gpt_neox gptj gpt_bigcode opt bloom falcon phi mpt codegen gpt-sw3 openai-gpt biogpt xglm ctrl"
     ),
     "moe": _names(
-        "mixtral qwen2_moe qwen3_moe qwen3_vl_moe_text qwen3_omni_moe_text olmoe flex_olmo dbrx gpt_oss llama4_text glm4_moe "
-        "glm4v_moe_text phimoe granitemoe granitemoeshared minimax_m2 ernie4_5_moe hunyuan_v1_moe dots1 exaone_moe "
-        "solar_open afmoe"
+        "mixtral qwen2_moe qwen3_moe qwen3_vl_moe_text qwen3_omni_moe_text olmoe flex_olmo dbrx gpt_oss "
+        "llama4_text glm4_moe glm4v_moe_text phimoe granitemoe granitemoeshared minimax_m2 ernie4_5_moe hunyuan_v1_moe "
+        "dots1 exaone_moe solar_open afmoe"
     ),
     "mla": _names(
         "deepseek_v2 deepseek_v3 deepseek_v32 kimi_k2 minicpm3 glm4_moe_lite glm_moe_dsa longcat_flash youtu mistral4"
@@ -46,18 +46,19 @@ FAMILIES: dict[str, tuple[str, ...]] = {
         "t5 mt5 umt5 longt5 switch_transformers bart mbart pegasus marian m2m_100 blenderbot "
         "blenderbot-small whisper plbart mvp"
     ),
+    "speech": _names("wav2vec2 hubert"),
     "vision": _names(
         "vit clip clip_text_model clip_vision_model siglip siglip_text_model siglip_vision_model siglip2 "
         "siglip2_vision_model siglip2_text_model dinov2 deit beit vit_mae videomae dinov2_with_registers "
-        "dinov3_vit ijepa"
+        "dinov3_vit ijepa resnet convnext convnextv2"
     ),
     "vision-language": _names(
         "qwen2_vl qwen2_5_vl qwen3_vl qwen3_vl_moe qwen3_5 qwen3_5_moe llava llava_next llava_onevision "
         "llava_next_video idefics2 idefics3 smolvlm paligemma gemma3 gemma3n gemma4 mllama internvl "
         "mistral3 llama4 glm4v glm46v glm4v_moe aya_vision cohere2_vision kimi_k25 video_llava vipllava "
         "got_ocr2 pixtral ovis2 deepseek_vl fuyu aria ernie4_5_vl_moe blip-2 instructblip lfm2_vl "
-        "minimax_m3_vl step3p7 voxtral qwen2_audio qwen2_5_omni qwen2_5_omni_thinker qwen3_omni_moe qwen3_omni_moe_thinker "
-        "phi4_multimodal perception_lm lighton_ocr paddleocr_vl"
+        "minimax_m3_vl step3p7 voxtral qwen2_audio qwen2_5_omni qwen2_5_omni_thinker qwen3_omni_moe "
+        "qwen3_omni_moe_thinker phi4_multimodal perception_lm lighton_ocr paddleocr_vl"
     ),
 }
 

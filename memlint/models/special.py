@@ -198,6 +198,7 @@ AFTER: dict[str, Step] = {
     "falcon_mamba": _falcon_mamba,
     "bailing_hybrid": _bailing_hybrid,
     "paligemma": _paligemma,
+    **dict.fromkeys(("resnet", "convnext", "convnextv2", "segformer"), kinds.stages),
     **dict.fromkeys(("t5", "mt5", "umt5", "longt5", "switch_transformers", "udop", "pop2piano"), _t5),
     **dict.fromkeys(
         (

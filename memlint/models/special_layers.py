@@ -225,3 +225,12 @@ def zamba(values: Values, stated: Mapping[str, Any]) -> None:
         values["layers_block_type"] = ["linear_attention", "linear_attention", "hybrid"] + [
             "hybrid" if i % period == offset else "linear_attention" for i in range(max(layers(values) - 3, 0))
         ]
+
+
+def stages(values: Values, stated: Mapping[str, Any]) -> None:
+    """Networks of stages: as wide as the last, as deep as all of them."""
+    widths, depths = values.get("hidden_sizes"), values.get("depths")
+    if isinstance(widths, list) and widths and isinstance(widths[-1], int):
+        values["hidden_size"] = widths[-1]
+    if isinstance(depths, list) and all(isinstance(depth, int) and 0 <= depth <= MAX_LAYERS for depth in depths):
+        values["num_hidden_layers"] = sum(depths)

@@ -24,6 +24,8 @@ OBJECTIVES = {
     "tokcls": "token-classification",
     "seq2seq": "seq2seq-lm",
     "image": "image-classification",
+    "ctc": "causal-lm",
+    "audio": "sequence-classification",
 }
 
 
@@ -40,6 +42,8 @@ def job(point: dict[str, Any]) -> TrainingJob:
             "training.objective": OBJECTIVES[point["head"]],
             "training.target_sequence_length": point.get("target_seq"),
             "training.padding": bool(point.get("padding")),
+            "training.freeze": tuple(point.get("freeze", ())),
+            "training.image_pixels": point.get("pixels"),
         },
     )
 

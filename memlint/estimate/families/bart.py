@@ -117,13 +117,16 @@ class Layer:
         return x
 
 
-def stack(a: Architecture, b: Build, env: Env, side: str, layers: int, layer: Any = Layer) -> Stack:
+def stack(
+    a: Architecture, b: Build, env: Env, side: str, layers: int, layer: Any = Layer, name: str | None = None
+) -> Stack:
     """The layers of one side. The last decoder layer, whose backward makes the encoder states' first gradient, is
     apart.
     """
     decoder = side == "decoder"
     kinds = ["layer"] * (layers - 1) + ["last" if decoder else "layer"]
-    return Stack(b, kinds, lambda build, kind, i: layer(a, build, f"model.{side}.layers.{i}", env, decoder=decoder))
+    at = f"{name or f'model.{side}'}.layers"
+    return Stack(b, kinds, lambda build, kind, i: layer(a, build, f"{at}.{i}", env, decoder=decoder))
 
 
 class Side:

@@ -70,10 +70,15 @@ class EncoderDecoderModel:
         return self.build.leaves
 
 
-def build(job: TrainingJob, b: Build, env: Env) -> EncoderDecoderModel:
-    """Build an encoder-decoder. Raises Unsupported for a type that has no module."""
+def build(job: TrainingJob, b: Build, env: Env) -> Any:
+    """Build an encoder-decoder, or Whisper's encoder under a classifier. Raises Unsupported for a type that has no
+    module.
+    """
     assert job.architecture is not None
     module = MODULES.get(job.architecture.model_type)
     if module is None:
         raise Unsupported(f"no memory model for `{job.architecture.model_type}` yet")
-    return EncoderDecoderModel(job, b, env, import_module(f"memlint.estimate.families.{module}").Model)
+    made = import_module(f"memlint.estimate.families.{module}")
+    if module == "whisper" and job.training.objective == "sequence-classification":
+        return made.Classifier(job, b, env)
+    return EncoderDecoderModel(job, b, env, made.Model)

@@ -67,7 +67,8 @@ def _encoder(job: TrainingJob, build: Build, env: Env) -> Trainable:
 def _encoder_decoder(job: TrainingJob, build: Build, env: Env) -> Trainable:
     from memlint.estimate.families.encoder_decoder import build as build_encoder_decoder
 
-    return build_encoder_decoder(job, build, env)
+    model: Trainable = build_encoder_decoder(job, build, env)
+    return model
 
 
 def _gpt(job: TrainingJob, build: Build, env: Env) -> Trainable:
@@ -112,6 +113,12 @@ def _hybrid(job: TrainingJob, build: Build, env: Env) -> Trainable:
     return model
 
 
+def _speech(job: TrainingJob, build: Build, env: Env) -> Trainable:
+    from memlint.estimate.families.wav2vec2 import SpeechModel
+
+    return SpeechModel(job, build, env)
+
+
 def _vision(job: TrainingJob, build: Build, env: Env) -> Trainable:
     from memlint.estimate.families.vision import VisionModel
 
@@ -132,6 +139,7 @@ FAMILIES: dict[str, Callable[[TrainingJob, Build, Env], Trainable]] = {
     "moe": _moe,
     "mla": _mla,
     "mamba": _mamba,
+    "speech": _speech,
     "vision": _vision,
     "vision-language": _vision_language,
     "hybrid": _hybrid,

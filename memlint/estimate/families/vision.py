@@ -5,6 +5,7 @@ Sources: transformers 5.24 models/{vit,clip,siglip}/modeling_*.py.
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import Any
 
 from memlint.estimate.build import Build
@@ -28,6 +29,9 @@ from memlint.models.config import part
 
 FIRST = ("vit", "deit")
 """Towers on their own that are classified by their first token."""
+
+OWN = {"resnet": "convnets", "convnext": "convnets", "convnextv2": "convnets"}
+"""model_type -> module of this package with a ``Classifier`` of its own."""
 
 CLASSIFIED = ("image-classification", "sequence-classification")
 """Objectives that put a classifier on the image tower; any other trains CLIP and SigLIP against each other's towers."""
@@ -196,11 +200,13 @@ class VisionModel:
         a = job.architecture
         assert a is not None
         self.job, self.build = job, build
-        alone = a.model_type in (*FIRST, *vision_dino.PREFIXES)
+        alone = a.model_type in (*FIRST, *vision_dino.PREFIXES, *OWN)
         self.classified = alone or job.training.objective in CLASSIFIED
         if not alone and a.model_type not in ("clip", "siglip") and not (self.classified and a.model_type in KINDS):
             raise Unsupported(f"no memory model for `{a.model_type}` yet")
         classifier: Any = vision_dino.Classifier if a.model_type in vision_dino.PREFIXES else Classifier
+        if a.model_type in OWN:
+            classifier = import_module(f"memlint.estimate.families.{OWN[a.model_type]}").Classifier
         self.model: Any = classifier(a, build, env) if self.classified else Contrastive(a, build, env)
 
     def batch(self, f: Tape) -> Batch:
@@ -208,8 +214,9 @@ class VisionModel:
         rows = self.job.training.micro_batch_size
         tower = self.model.tower if self.classified else self.model.image
         tower = getattr(tower, "tower", tower)
-        side = getattr(self.model, "side", tower.image)
-        pixels = f.new((rows, tower.channels, side, side), "fp32", INPUTS)
+        side = getattr(self.model, "side", None) or tower.image
+        dtype = self.job.training.precision.weights if getattr(self.model, "uncast", False) else "fp32"
+        pixels = f.new((rows, tower.channels, side, side), dtype, INPUTS)
         if self.classified:
             labels = f.new((rows,), "int64", INPUTS)
             return Batch(ids=labels, labels=labels, pixels=pixels)

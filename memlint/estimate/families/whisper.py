@@ -8,14 +8,19 @@ from __future__ import annotations
 from typing import Any
 
 from memlint.estimate.build import Build, Linear
-from memlint.estimate.engine.pool import LOGITS, TEMPORARIES
-from memlint.estimate.engine.tape import Node, Tape, Tensor
+from memlint.estimate.engine.pool import INPUTS, LOGITS, TEMPORARIES
+from memlint.estimate.engine.tape import Leaf, Node, Tape, Tensor
 from memlint.estimate.env import Batch, Env
+from memlint.estimate.errors import Unsupported
 from memlint.estimate.families import bart
+from memlint.estimate.families.encoder_heads import labels_of
 from memlint.estimate.families.pieces import LayerNorm, attend, heads_of
 from memlint.estimate.ops.basic import activation, add, copy, dropout, scale
+from memlint.estimate.ops.convolutions import mean_over
 from memlint.estimate.ops.linear import Weight, cast_weight, embedding, to_autocast
+from memlint.estimate.ops.loss import cross_entropy
 from memlint.estimate.ops.views import index
+from memlint.job import TrainingJob
 from memlint.models.architecture import Architecture
 
 KERNEL = 3
@@ -83,8 +88,8 @@ class Layer(bart.Layer):
 class Encoder:
     """WhisperEncoder: mel features [B, M, 2 L] -> hidden states [B, L, H]."""
 
-    def __init__(self, a: Architecture, b: Build, env: Env) -> None:
-        h, name = a.hidden_size, "model.encoder"
+    def __init__(self, a: Architecture, b: Build, env: Env, name: str = "model.encoder") -> None:
+        h = a.hidden_size
         self.env = env
         self.length = int(a.get("max_source_positions", 1500))
         self.dropout = float(a.get("dropout", 0.0))
@@ -95,7 +100,7 @@ class Encoder:
         # WhisperEncoder freezes them, but from_pretrained of transformers 5.24 puts parameters in their place that
         # train.
         self.positions = b.parameter(f"{name}.embed_positions.weight", self.length, h)
-        self.layers = bart.stack(a, b, env, "encoder", int(a.get("encoder_layers")), Layer)
+        self.layers = bart.stack(a, b, env, "encoder", int(a.get("encoder_layers")), Layer, name)
         self.norm = LayerNorm(b, f"{name}.layer_norm", h)
 
     def __call__(self, f: Tape, features: Tensor) -> Tensor:
@@ -141,6 +146,46 @@ class Decoder:
         x = self.norm(f, x)
         env.release()
         return x
+
+
+class Classifier:
+    """WhisperForAudioClassification: the encoder, and the mean of its projected states."""
+
+    def __init__(self, job: TrainingJob, build: Build, env: Env) -> None:
+        a = job.architecture
+        assert a is not None
+        self.job, self.build = job, build
+        self.mels = int(a.get("num_mel_bins", 80))
+        self.encoder = Encoder(a, build, env, "encoder")
+        if a.get("use_weighted_layer_sum", False):
+            raise Unsupported("no memory model for a weighted sum of Whisper's layers yet")
+        width = int(a.get("classifier_proj_size", 256))
+        self.project = build.linear("projector", a.hidden_size, width, True)
+        self.head = build.linear("classifier", width, labels_of(a), True)
+
+    def batch(self, f: Tape) -> Batch:
+        """Mel features of 30 seconds and a label each."""
+        training = self.job.training
+        rows = training.micro_batch_size
+        shape = (rows, self.mels, FRAMES * self.encoder.length)
+        labels = f.new((rows,), "int64", INPUTS)
+        return Batch(ids=f.new(shape, training.precision.weights, INPUTS), labels=labels)
+
+    def forward(self, f: Tape, batch: Batch) -> Any:
+        """Logits [B, labels], and what the model's forward holds."""
+        x = self.encoder(f, batch.ids)
+        projected = self.project(f, x)
+        pooled = mean_over(f, projected, (projected.shape[0], projected.shape[2]))
+        return self.head(f, pooled), pooled, projected, x
+
+    def loss(self, f: Tape, output: Any, batch: Batch) -> Tensor:
+        """Cross entropy over the labels."""
+        assert batch.labels is not None
+        return cross_entropy(f, output[0], batch.labels)
+
+    def leaves(self) -> list[Leaf]:
+        """Gradient accumulators of all trainable parameters."""
+        return self.build.leaves
 
 
 class Model:

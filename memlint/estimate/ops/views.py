@@ -105,6 +105,23 @@ def masked_fill(f: Tape, x: Tensor, mask: Tensor) -> Tensor:
     return f.record(out, _scale_backward, (x,), saved) if recorded else out
 
 
+def fill_in_place(f: Tape, x: Tensor, mask: Tensor) -> Tensor:
+    """``x[mask] = number``: x's storage; saves the mask; the gradient is a new tensor."""
+    out = x.detach()
+    return f.record(out, _scale_backward, (x,), f.save(mask)) if f.needs(x) else out
+
+
+def _put_backward(f: Tape, node: Node, grad: Tensor) -> tuple[Tensor, Tensor | None]:
+    # index_put: self gets grad.index_put(indices, zeros), values get grad.index(indices), summed to their shape.
+    return f.like(grad), f.new(node.shapes[1][0], grad.dtype) if node.edges[1] is not None else None
+
+
+def put_in_place(f: Tape, x: Tensor, values: Tensor, mask: Tensor) -> Tensor:
+    """``x[mask] = values``: x's storage; saves the mask."""
+    out = x.detach()
+    return f.record(out, _put_backward, (x, values), f.save(mask)) if f.needs(x, values) else out
+
+
 def _clamp_backward(f: Tape, node: Node, grad: Tensor) -> tuple[Tensor]:
     # clamp_backward: where((self >= min).logical_and_(self <= max), grad, 0).
     above = f.new(grad.shape, "bool")
