@@ -113,7 +113,11 @@ def fused_loss(job: TrainingJob) -> tuple[Remedy, ...]:
 
 
 def optimizers(job: TrainingJob) -> tuple[Remedy, ...]:
-    """A fused step, then 8-bit AdamW, then Adafactor, in place of an optimizer with full-size states."""
+    """A fused step, 8-bit AdamW, Adafactor, 8-bit Lion, and paged states, for an optimizer with full-size states.
+
+    Paged states are counted on the GPU until it is full, so they never make a plan that surely fits: they are taken
+    where nothing else leaves the low end below the limit.
+    """
     now = job.training.optimizer
     if now not in _FULL_STATES:
         return ()
@@ -161,6 +165,36 @@ def optimizers(job: TrainingJob) -> tuple[Remedy, ...]:
                 source="Shazeer and Stern 2018, arXiv:1804.04235",
             ),
             rank={"optimizer": 2},
+        )
+    )
+    found.append(
+        Remedy(
+            name="optimizer-lion-8bit",
+            dimension="optimizer",
+            words="8-bit Lion",
+            changes={"training.optimizer": "lion-8bit"},
+            cost=Cost(
+                convergence="risk",
+                complexity="package",
+                sentence="no more compute; one state, in 8 bits; needs bitsandbytes and a smaller learning rate",
+                source="Chen et al. 2023, arXiv:2302.06675, section 5",
+            ),
+            rank={"optimizer": 3},
+        )
+    )
+    found.append(
+        Remedy(
+            name="optimizer-paged-adamw-8bit",
+            dimension="optimizer",
+            words="paged 8-bit AdamW",
+            changes={"training.optimizer": "paged-adamw-8bit"},
+            cost=Cost(
+                convergence="small",
+                complexity="package",
+                sentence="states move to the host where the GPU is full, and back for each step; needs bitsandbytes",
+                source="bitsandbytes 0.49 docs, explanations/optimizers: paged; Dettmers et al. 2023, arXiv:2305.14314",
+            ),
+            rank={"optimizer": 1, "offload": 1},
         )
     )
     return tuple(found)

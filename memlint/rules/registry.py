@@ -69,6 +69,7 @@ RULES: tuple[Entry, ...] = (
     Entry("MEM501", "replicated-states", _WARNING, "replicated_states", "suggestion"),
     Entry("MEM502", "offload-needed-or-wasted", _WARNING, "offload_needed_or_wasted", "suggestion"),
     Entry("MEM503", "incompatible-sharding", _ERROR, "incompatible_sharding", "job"),
+    Entry("MEM504", "large-buffers", _WARNING, "large_buffers", "suggestion"),
     Entry("MEM601", "micro-batch-too-large", _WARNING, "micro_batch_too_large", "suggestion"),
     Entry("MEM602", "sequence-beyond-model", _WARNING, "sequence_beyond_model", "job"),
     Entry("MEM603", "batch-does-not-divide", _ERROR, "batch_does_not_divide", "file"),

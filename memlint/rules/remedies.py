@@ -5,10 +5,10 @@ What each remedy changes and costs stands in :mod:`memlint.plan.options`; here t
 
 from __future__ import annotations
 
-from typing import Sequence
+from typing import Iterator, Sequence
 
 from memlint.findings import Fix, Help
-from memlint.plan import options, options_checkpointing, options_scale
+from memlint.plan import options, options_checkpointing, options_scale, options_zero
 from memlint.plan.remedy import Remedy
 from memlint.plan.result import Plan
 from memlint.rules.context import Context
@@ -47,7 +47,8 @@ def checkpointing(context: Context) -> Remedies:
 
 def lighter_optimizers(context: Context) -> Remedies:
     """A fused step, 8-bit AdamW, then Adafactor, in place of an optimizer with full-size states."""
-    return options.optimizers(context.job)
+    lighter = ("optimizer-adamw-fused", "optimizer-adamw-8bit", "optimizer-adafactor")
+    return [remedy for remedy in options.optimizers(context.job) if remedy.name in lighter]
 
 
 def smaller_micro_batch(context: Context) -> Remedies:
@@ -68,6 +69,18 @@ def sharding(context: Context) -> Remedies:
         return []
     found = options_scale.sharding(context.job, context.gpus)
     return [remedy for remedy in found if remedy.name in ("zero2", "fsdp", "zero3")]
+
+
+def buffers(context: Context) -> Iterator[tuple[str, str, Remedies]]:
+    """The native field of each of DeepSpeed's buffers, what it is called, and what makes it smaller."""
+    job = context.job
+    parameters = context.estimate.parameters if context.estimate is not None else 0
+    yield "parallelism.reduce_bucket_elements", "reduction buckets are", options_zero.buckets(job)
+    gathering = options_zero.gathering(job, parameters)
+    yield "parallelism.max_live_elements", "gathered parameters are", gathering
+    yield "parallelism.persistence_threshold_elements", "undivided parameters are", options_zero.persistence(job)
+    parts = options_zero.sub_group(job, parameters, context.gpus)
+    yield "parallelism.sub_group_elements", "sub groups of the step are", parts
 
 
 def plan_of(context: Context) -> Plan | None:

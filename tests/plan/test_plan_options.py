@@ -134,9 +134,14 @@ class TestCheckpointing:
 class TestOptimizer:
     def test_from_free_to_risky(self):
         found = options.optimizers(job())
-        assert [r.name.removeprefix("optimizer-") for r in found] == ["adamw-fused", "adamw-8bit", "adafactor"]
-        assert [r.cost.convergence for r in found] == ["none", "small", "risk"]
-        assert [r.safe for r in found] == [True, False, False]
+        names = [r.name.removeprefix("optimizer-") for r in found]
+        assert names == ["adamw-fused", "adamw-8bit", "adafactor", "lion-8bit", "paged-adamw-8bit"]
+        assert [r.cost.convergence for r in found] == ["none", "small", "risk", "risk", "small"]
+        assert [r.safe for r in found] == [True, False, False, False, False]
+
+    def test_paged_states_cost_the_way_to_the_host(self):
+        (paged,) = [r for r in options.optimizers(job()) if "paged" in r.name]
+        assert paged.rank == {"optimizer": 1, "offload": 1}
 
     @pytest.mark.parametrize("name", ["sgd", "adafactor", "adamw-8bit", "lomo"])
     def test_light_ones_stay(self, name):

@@ -38,6 +38,7 @@ CODES = (
     "MEM501 replicated-states warning",
     "MEM502 offload-needed-or-wasted warning",
     "MEM503 incompatible-sharding error",
+    "MEM504 large-buffers warning",
     "MEM601 micro-batch-too-large warning",
     "MEM602 sequence-beyond-model warning",
     "MEM603 batch-does-not-divide error",
