@@ -15,6 +15,7 @@ from memlint.estimate.engine.pool import (
     OPTIMIZER,
     PARAMETERS,
     TEMPORARIES,
+    Peak,
     rounded,
 )
 from memlint.estimate.engine.tape import Leaf, Tape, Tensor
@@ -32,7 +33,7 @@ from memlint.estimate.versions import before
 from memlint.hardware.target import Target
 from memlint.job import TrainingJob
 from memlint.models.architecture import Architecture
-from memlint.records import dataclass, replace
+from memlint.records import dataclass, field, replace
 
 
 @dataclass(slots=True)
@@ -46,20 +47,27 @@ class Step:
     """Live when forward and loss are done, beyond parameters, states and inputs."""
     host_bytes: int = 0
     """What one GPU's process keeps in host memory."""
-    decomposed: bool = False
-    """Temporaries that only a trace on fake tensors has stand in the highest phase."""
+    one_kernel: list[PhasePeak] = field(default_factory=list)
+    """The phases without the temporaries that only a trace on fake tensors has (silu's backward, zeros of a gather)."""
     asked: frozenset[str] = frozenset()
     """Optional packages that layers of the model use where they are installed (estimate/kernels.py)."""
     missing: frozenset[str] = frozenset()
     """Those of them that the step ran without."""
 
 
-def _phase(tape: Tape, name: str, timeline: list[PhasePeak]) -> None:
+def _phase(tape: Tape, name: str, timeline: list[PhasePeak], one_kernel: list[PhasePeak]) -> None:
     pool = tape.pool
-    components = dict(zip(COMPONENTS, pool.peak_components))
-    components["temporaries"] += pool.peak_components[DECOMPOSED]
-    timeline.append(PhasePeak(phase=name, peak_bytes=pool.peak, end_bytes=pool.live, components=components))
+    own = phase_of(name, (pool.peak, pool.peak_components), pool.live)
+    one_kernel.append(own)
+    timeline.append(own if pool.traced[0] <= pool.peak else phase_of(name, pool.traced, pool.live))
     pool.begin()
+
+
+def phase_of(name: str, peak: Peak, live: int) -> PhasePeak:
+    """A phase that ends with ``live`` bytes."""
+    components = dict(zip(COMPONENTS, peak[1]))
+    components["temporaries"] += peak[1][DECOMPOSED]
+    return PhasePeak(phase=name, peak_bytes=peak[0], end_bytes=live, components=components)
 
 
 def run_step(
@@ -127,12 +135,13 @@ def run_step(
     static_live = pool.live
 
     timeline: list[PhasePeak] = []
+    one_kernel: list[PhasePeak] = []
     pool.begin()
     # FSDP2 computes in its policy's dtype: accelerate 1.15 _prepare_fsdp2 puts no autocast around the model.
     tape.autocast = training.precision.autocast if sharding.fully is None else None
     sharding.begin(tape, build.root)
     output = model.forward(tape, batch)
-    _phase(tape, "forward", timeline)
+    _phase(tape, "forward", timeline, one_kernel)
     loss = model.loss(tape, output, batch)
     del output
     if sharding.fully is not None:
@@ -140,7 +149,7 @@ def run_step(
     tape.component = TEMPORARIES
     tape.autocast = None
     tape.cast_cache.clear()
-    _phase(tape, "loss", timeline)
+    _phase(tape, "loss", timeline, one_kernel)
     forward_end = pool.live - static_live
     seed = tape.new((), loss.dtype)
     root, loss = loss, None  # type: ignore[assignment]
@@ -149,14 +158,13 @@ def run_step(
     tape.release()
     env.state.clear()
     sharding.finish(tape, build.leaves, resting)
-    decomposed = pool.peak_components[DECOMPOSED] > 0
-    _phase(tape, "backward", timeline)
+    _phase(tape, "backward", timeline, one_kernel)
     if zero is not None:
         zero.norm(pool)
     if training.max_grad_norm is not None and trained:
         if zero is None:
             pool.touch(clip_temporary_bytes(sharding.slots(trained, master=False)), TEMPORARIES)
-        _phase(tape, "clip", timeline)
+        _phase(tape, "clip", timeline, one_kernel)
     old = before(job, "torch", 2, 1)
     if sharding.host_states:
         temporary = 0
@@ -172,11 +180,11 @@ def run_step(
         zero.step(pool, slots, temporary, master=master)
     else:
         pool.touch(temporary, TEMPORARIES)
-    _phase(tape, "optimizer", timeline)
+    _phase(tape, "optimizer", timeline, one_kernel)
     static = {"parameters": parameters, "gradients": gradients, "optimizer_states": states}
     asked = frozenset(env.asked)
     return Step(
-        build, timeline, static, forward_end, host + tape.host_bytes, decomposed, asked, asked - env.kernels
+        build, timeline, static, forward_end, host + tape.host_bytes, one_kernel, asked, asked - env.kernels
     )
 
 
@@ -200,8 +208,8 @@ def simulate(job: TrainingJob, target: Target | None = None) -> Estimate:
     if lighter is not None:
         timeline = lighter
         notes = (*notes, sentence(step.missing - ruled_out(job), peak.peak_bytes, lowest_peak(job, lighter)))
-    elif step.decomposed and peak.phase == "backward":
-        timeline = run_step(job, capability, world=world, one_kernel_silu=True).timeline
+    elif peak.phase == "backward":
+        timeline = step.one_kernel
     notes = (*notes, *sentences(job, step.asked))
     lowest = lowest_peak(job, timeline)
     if job.training.optimizer.startswith("paged-"):

@@ -38,17 +38,22 @@ class Change:
     the beginning.
     """
 
-    __slots__ = ("end", "growth", "highest", "rise")
+    __slots__ = ("end", "growth", "highest", "rise", "traced")
 
-    def __init__(self, highest: list[int], end: list[int]) -> None:
+    def __init__(self, highest: list[int], traced: list[int], end: list[int]) -> None:
         self.highest = highest
+        self.traced = traced
+        """As ``highest``, while decomposed temporaries are alive; nothing where there were none."""
         self.end = end
         self.rise = sum(highest)
         self.growth = sum(end)
 
 
-Outside = tuple[list[int], int, list[int]]
-"""What a pool held when a block began, and its peak until then."""
+Peak = tuple[int, list[int]]
+"""Bytes and their components."""
+NONE: Peak = (0, [])
+Outside = tuple[list[int], Peak, Peak]
+"""What a pool held when a block began, and its peaks until then."""
 
 
 class Storage:
@@ -94,6 +99,20 @@ class Storage:
         self.component = component
 
 
+class Decomposed(Storage):
+    """A temporary that CUDA's one kernel does not have."""
+
+    __slots__ = ()
+
+    def __init__(self, pool: Pool, size: int) -> None:
+        pool.enter_trace()
+        super().__init__(pool, size, DECOMPOSED)
+
+    def __del__(self) -> None:
+        super().__del__()
+        self.pool.leave_trace()
+
+
 class Pool:
     """Live bytes of one GPU, with the peak since :meth:`begin`."""
 
@@ -102,6 +121,12 @@ class Pool:
         self.peak = 0
         self.components = [0] * 9
         self.peak_components = [0] * 9
+        self.traced: Peak = NONE
+        """The peak while decomposed temporaries are alive, which ``peak`` leaves out."""
+        self.decomposed = 0
+        """Decomposed temporaries that are alive."""
+        self.beside: Peak = NONE
+        """The other peak, meanwhile."""
         self.watch: Callable[[Storage | None, int], None] | None = None
         """Told of every storage's beginning (its size) and end (0); None with a size: scratch inside a kernel."""
         self.repeat: Repeat | None = None
@@ -111,6 +136,25 @@ class Pool:
         """Start a phase: the peak restarts at what is live."""
         self.peak = self.live
         self.peak_components = self.components[:]
+        self.traced = NONE
+
+    def enter_trace(self) -> None:
+        """A decomposed temporary is made: what is live with it counts for the traced peak alone."""
+        if not self.decomposed:
+            self.beside = self.peak, self.peak_components
+        self.decomposed += 1
+
+    def leave_trace(self) -> None:
+        """A decomposed temporary is gone; what has been made beside it and is alive counts for both peaks."""
+        self.decomposed -= 1
+        if self.decomposed:
+            return
+        if self.peak > max(self.beside[0], self.traced[0]):
+            self.traced = self.peak, self.peak_components
+        self.peak, self.peak_components = self.beside
+        if self.live > self.peak:
+            self.peak = self.live
+            self.peak_components = self.components[:]
 
     def add(self, size: int, component: int) -> None:
         """Count ``size`` bytes that stay for good (parameters, optimizer states); negative takes them away."""
@@ -136,22 +180,26 @@ class Pool:
         The block must be in its steady state: what it leaves alive differs from what it found by a constant, whichever
         of the equal blocks runs. What it hands over to the next one the caller releases with :meth:`hand_over`.
         """
-        before = self.components[:], self.peak, self.peak_components
+        before = self.components[:]
+        outside = before, (self.peak, self.peak_components), self.traced
         self.peak = self.live
-        self.peak_components = before[0]
+        self.peak_components = before
+        self.traced = NONE
         self.repeat = repeat
-        return before
+        return outside
 
     def leave(self, outside: Outside) -> Change:
         """End the run and say what it changed."""
-        before, peak, peak_components = outside
+        before, peak, traced = outside
         highest = [at_peak - first for at_peak, first in zip(self.peak_components, before)]
+        highest_traced = [at_peak - first for at_peak, first in zip(self.traced[1], before)]
         end = [now - first for now, first in zip(self.components, before)]
-        if peak >= self.peak:
-            self.peak = peak
-            self.peak_components = peak_components
+        if peak[0] >= self.peak:
+            self.peak, self.peak_components = peak
+        if traced[0] >= self.traced[0]:
+            self.traced = traced
         self.repeat = None
-        return Change(highest, end)
+        return Change(highest, highest_traced, end)
 
     def again(self, change: Change, swap: Callable[[], None] | None = None) -> None:
         """Count an equal block, which is not run, from what the one that ran has changed.
@@ -162,6 +210,9 @@ class Pool:
         if self.live + change.rise > self.peak:
             self.peak = self.live + change.rise
             self.peak_components = [now + more for now, more in zip(components, change.highest)]
+        traced = [now + more for now, more in zip(components, change.traced)]
+        if sum(traced) > self.traced[0]:
+            self.traced = sum(traced), traced
         after, live = [now + more for now, more in zip(components, change.end)], self.live + change.growth
         if swap is not None:
             peak = self.peak, self.peak_components

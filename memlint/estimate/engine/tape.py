@@ -16,7 +16,16 @@ from memlint.estimate.engine.graph import Leaf as Leaf
 from memlint.estimate.engine.graph import Node as Node
 from memlint.estimate.engine.graph import Shape as Shape
 from memlint.estimate.engine.graph import Tensor as Tensor
-from memlint.estimate.engine.pool import ACTIVATIONS, GRADIENTS, TEMPORARIES, Pool, Repeat, Storage
+from memlint.estimate.engine.pool import (
+    ACTIVATIONS,
+    DECOMPOSED,
+    GRADIENTS,
+    TEMPORARIES,
+    Decomposed,
+    Pool,
+    Repeat,
+    Storage,
+)
 from memlint.estimate.engine.recompute import checkpoint, replay
 from memlint.estimate.engine.repeat import Opened, revisit
 from memlint.units import DTYPE_BYTES
@@ -79,6 +88,8 @@ class Tape:
     def new(self, shape: Shape, dtype: str, component: int | None = None) -> Tensor:
         """Allocate a tensor."""
         size = 0 if self.dry else prod(shape) * DTYPE_BYTES[dtype]
+        if component == DECOMPOSED:
+            return Tensor(shape, dtype, Decomposed(self.pool, size))
         return Tensor(shape, dtype, Storage(self.pool, size, self.component if component is None else component))
 
     def output(self, op: str, shape: Shape, dtype: str) -> Tensor:
