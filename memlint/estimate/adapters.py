@@ -1,24 +1,24 @@
-"""LoRA branches and quantised base weights, as PEFT and bitsandbytes run them.
+"""LoRA branches as PEFT runs them, over plain and quantised base layers.
 
-Sources: peft 0.21 tuners/lora/layer.py; bitsandbytes 0.49 autograd/_functions.py (MatMul4Bit, MatMul8bitLt).
+Source: peft 0.21 tuners/lora/layer.py, and tuners/lora/{bnb,awq,aqlm,hqq}.py where the base is quantised.
 """
 
 from __future__ import annotations
 
 import re
-from math import prod
 from typing import TYPE_CHECKING, Any
 
-from memlint.estimate.engine.tape import Node, Tape, Tensor
-from memlint.estimate.ops.basic import add, cast, dropout, mul, scale
-from memlint.estimate.ops.linear import Weight, linear, to_autocast
-from memlint.estimate.versions import before
-from memlint.job import Lora, Quantization, TrainingJob
+from memlint.estimate.engine.tape import Tape, Tensor
+from memlint.estimate.ops.basic import add, cast, copy, dropout, mul, promoted, scale, shift
+from memlint.estimate.ops.linear import Weight, cast_weight, linear
+from memlint.estimate.quantized import BITSANDBYTES, FOUR_BIT, QuantizedLinear
+from memlint.estimate.quantized import QuantizedWeight as QuantizedWeight
+from memlint.estimate.quantized import keeps_input as keeps_input
+from memlint.job import Lora
 from memlint.models.architecture import Architecture
 
 if TYPE_CHECKING:
     from memlint.estimate.build import Build
-    from memlint.estimate.gptq import UnpackedLinear
 
 DEFAULT_TARGETS: dict[str, tuple[str, ...]] = {
     "bart": ("q_proj", "v_proj"),
@@ -93,6 +93,8 @@ class LoraLinear:
             if lora.dora
             else None
         )
+        if isinstance(base, QuantizedLinear) and base.weight.quantization.type in _KEEPING_DTYPES:
+            cls = QuantizedLora
         return cls(base, a, b, magnitude, lora)
 
     def __call__(self, f: Tape, x: Tensor) -> Tensor:
@@ -102,150 +104,83 @@ class LoraLinear:
             return result
         dtype = result.dtype
         x = cast(f, x, self.a.dtype)
-        x = dropout(f, x, self.lora.dropout)
         if self.magnitude is not None:
-            return self._dora(f, x, result, dtype)
+            return cast(f, self._dora(f, x, result, self.magnitude), dtype)
+        x = dropout(f, x, self.lora.dropout)
         result = add(f, result, scale(f, linear(f, linear(f, x, self.a), self.b)))
         return cast(f, result, dtype)
 
-    def _dora(self, f: Tape, x: Tensor, result: Tensor, dtype: str) -> Tensor:
-        # peft tuners/lora/dora.py DoraLinearLayer.forward: weight norm of W + scaling * B A (detached), then
-        # (mag_norm_scale - 1) * base_result + mag_norm_scale * lora_result * scaling.
-        shape = (self.b.shape[0], self.a.shape[1])
-        merged = f.new(shape, self.a.dtype)
-        dense = f.new(shape, self.a.dtype)
-        del merged, dense
-        branch = linear(f, linear(f, x, self.a), self.b)
-        del x
-        assert self.magnitude is not None
-        scaled_base = mul(f, self.magnitude, result)
-        extra = add(f, scaled_base, scale(f, mul(f, self.magnitude, branch)))
-        del scaled_base, branch
-        result = add(f, result, extra)
-        return cast(f, result, dtype)
+    def _dora(self, f: Tape, x: Tensor, result: Tensor, magnitude: Weight) -> Tensor:
+        """DoraLinearVariant.forward (variants.py) over DoraLinearLayer.forward (dora.py): result + DoRA's part of it.
 
-
-class QuantizedWeight:
-    """A weight [out, in] stored in 4 or 8 bits with its statistics; dequantised whole for each product."""
-
-    __slots__ = ("compute", "keeps_input", "quantization", "shape", "unpacks")
-
-    def __init__(
-        self,
-        outputs: int,
-        inputs: int,
-        quantization: Quantization,
-        compute: str,
-        *,
-        unpacks: bool = False,
-        keeps_input: bool = False,
-    ) -> None:
-        self.shape = (outputs, inputs)
-        self.quantization = quantization
-        self.compute = compute
-        self.unpacks = unpacks
-        """Whether torch ops unpack it and keep the result for the backward (auto_gptq)."""
-        self.keeps_input = keeps_input
-        """Whether the product keeps its input in ``ctx.tensors`` for as long as the graph lives (bitsandbytes)."""
-
-    def storages(self) -> list[int]:
-        """Bytes of each storage: payload, block statistics, second-level statistics.
-
-        bitsandbytes functional.py quantize_4bit: two values a byte, one fp32 absmax per block; compress_statistics
-        stores absmax in 8 bits with one fp32 per 256 and one fp32 offset. int8: one byte a value, one fp32 per row.
-        NVFP4: two values a byte, one fp8 scale per 16 and one fp32 per tensor. GPTQ and AWQ: packed int32, fp16 scales
-        and packed zeros per group of 128.
+        (magnitude / norm - 1) * base + magnitude / norm * branch * scaling, where the norm is that of W + scaling * B A
+        and has no gradient. With dropout the base is the dropped input's product with the whole weight, which it saves.
         """
-        n = prod(self.shape)
-        kind = self.quantization.type
-        if kind in ("nf4", "fp4"):
-            blocks = -(-n // self.quantization.block_size)
-            payload = -(-n // 2)
-            code = 16 * 4
-            if self.quantization.double_quant:
-                return [payload, blocks, -(-blocks // 256) * 4, 256 * 4, 4, code]
-            return [payload, blocks * 4, code]
-        if kind == "int8":
-            return [n, self.shape[0] * 4]
-        if kind == "fp8":
-            return [n, 4]
-        if kind == "nvfp4":
-            return [-(-n // 2), -(-n // 16), 4]
-        bits = self.quantization.bits
-        groups = -(-self.shape[1] // 128)
-        return [n * bits // 8, groups * self.shape[0] * 2, groups * self.shape[0] * bits // 8, self.shape[1] * 4]
+        base = result
+        if self.lora.dropout:
+            x = dropout(f, x, self.lora.dropout)
+        merged = self._merged(f, x.dtype)
+        weight = self._whole_weight(f, x.dtype)
+        scaled = f.like(merged[0])
+        total = f.like(scaled, promoted(weight, scaled))
+        norm = f.new(magnitude.shape, total.dtype)
+        del scaled, total
+        ratio = mul(f, magnitude, norm)  # a quotient, which saves the divisor likewise
+        branch = linear(f, linear(f, x, self.a), self.b)
+        bias = getattr(self.base, "bias", None)
+        if self.lora.dropout:
+            base = linear(f, x, weight)
+        elif bias is not None:
+            base = add(f, base, bias)
+        base = mul(f, shift(f, ratio), base)
+        extra = add(f, base, scale(f, mul(f, ratio, branch)))
+        del base, branch, ratio, norm, weight, merged
+        return add(f, result, extra)
 
-    def module(self, bias: Weight | None) -> QuantizedLinear | UnpackedLinear:
-        """The linear layer over this weight."""
-        if self.unpacks:
-            from memlint.estimate.gptq import UnpackedLinear
+    def _merged(self, f: Tape, dtype: str) -> tuple[Tensor, ...]:
+        """B A as lora_B(lora_A(eye)) in ``dtype``, and what its graph holds, which goes with it."""
+        a, b = cast_weight(f, self.a), cast_weight(f, self.b)
+        assert a is not None and b is not None
+        eye = f.new((a.shape[1], a.shape[1]), self.a.dtype)
+        seen = eye.detach() if a.dtype == eye.dtype else f.like(eye, a.dtype)
+        first = f.new((a.shape[1], a.shape[0]), a.dtype)
+        product = f.new((a.shape[1], b.shape[0]), a.dtype)
+        del eye
+        return (product if dtype == product.dtype else f.like(product, dtype), seen, first)
 
-            return UnpackedLinear(self, bias)
-        return QuantizedLinear(self, bias)
-
-
-def keeps_input(job: TrainingJob) -> bool:
-    """Whether bitsandbytes' products keep their inputs in ``ctx.tensors``, out of reach of checkpointing.
-
-    autograd/_functions.py: MatMul4Bit up to 0.43.1 (``(A, B)``, then ``(None, B)``); MatMul8bitLt up to the newest
-    (0.50.2: ``(CAt, subA, A)``).
-    """
-    quantization = job.training.quantization
-    if quantization is None:
-        return False
-    if quantization.type == "int8":
-        return True
-    return quantization.type in ("nf4", "fp4") and before(job, "bitsandbytes", 0, 43, 2)
-
-
-def _quantized_backward(f: Tape, node: Node, grad: Tensor) -> tuple[Tensor | None, ...]:
-    # MatMul4Bit.backward: the weight is dequantised again, cast to the gradient's dtype, multiplied.
-    weight: QuantizedWeight = node.meta
-    dense = f.new(weight.shape, weight.compute)
-    grad_x = f.new(node.shapes[0][0], grad.dtype)
-    del dense
-    return (grad_x,) if len(node.edges) == 1 else (grad_x, grad)
+    def _whole_weight(self, f: Tape, dtype: str) -> Tensor:
+        """dequantize_module_weight(base).to(dtype); utils/integrations.py."""
+        weight = self.base.weight
+        if isinstance(weight, QuantizedWeight):
+            return weight.whole(f, dtype)
+        held: Tensor = weight.detach()
+        return cast(f, held, dtype)
 
 
-class QuantizedLinear:
-    """bitsandbytes Linear4bit / Linear8bitLt (and GPTQ, AWQ kernels, which also dequantise for training)."""
+_KEEPING_DTYPES = (*BITSANDBYTES, "awq", "aqlm", "hqq")
+"""Bases whose PEFT layers cast nothing under autocast (``requires_conversion``); GPTQ's casts as a plain one does."""
 
-    __slots__ = ("bias", "weight")
 
-    def __init__(self, weight: QuantizedWeight, bias: Weight | None) -> None:
-        self.weight = weight
-        self.bias = bias
+class QuantizedLora(LoraLinear):
+    """A branch beside a quantised base: input and output keep their dtype under autocast."""
+
+    __slots__ = ()
 
     def __call__(self, f: Tape, x: Tensor) -> Tensor:
-        """Linear4bit.forward: x to the compute dtype, product with the dequantised weight, result in x's dtype."""
-        weight = self.weight
-        if weight.quantization.type == "int8":
-            return self._int8(f, x)
-        dtype = x.dtype
-        x = to_autocast(f, x)
-        x = cast(f, x, weight.compute)
-        dense = f.new(weight.shape, weight.compute)
-        out = f.new((*x.shape[:-1], weight.shape[0]), x.dtype)
-        del dense
-        return cast(f, self._recorded(f, out, x), dtype)
-
-    def _int8(self, f: Tape, x: Tensor) -> Tensor:
-        # Linear8bitLt.forward casts nothing. MatMul8bitLt.forward: the input is cast to fp16, quantised by row to int8
-        # beside its statistics; the int8 product is int32 and dequantised into fp16, cast to the input's dtype. The
-        # backward dequantises the weight.
-        rows = prod(x.shape[:-1])
-        half = cast(f, x, "fp16") if x.dtype != "fp16" else x
-        codes = f.new(x.shape, "int8")
-        statistics = f.new((rows,), "fp32")
-        product = f.new((*x.shape[:-1], self.weight.shape[0]), "int32")
-        out = f.new((*x.shape[:-1], self.weight.shape[0]), "fp16")
-        del product, codes, statistics, half
-        return self._recorded(f, cast(f, out, x.dtype), x)
-
-    def _recorded(self, f: Tape, out: Tensor, x: Tensor) -> Tensor:
-        if not f.needs(x, self.bias):
-            return out
-        if self.weight.keeps_input:
-            f.linger(x)
-        inputs = (x,) if self.bias is None else (x, self.bias)
-        return f.record(out, _quantized_backward, inputs, (), self.weight)
+        """lora/bnb.py Linear4bit.forward and Linear8bitLt.forward; the former clones the base's result first."""
+        result: Tensor = self.base(f, x)
+        if not f.adapters:
+            return result
+        if self.base.weight.quantization.type in FOUR_BIT:
+            result = copy(f, result)
+        dtype = result.dtype
+        if f.autocast is None:
+            x = cast(f, x, self.a.dtype)
+        if self.magnitude is not None:
+            # Under autocast it stays in fp32, which the magnitude is in, and so does what the model computes from it.
+            result = self._dora(f, x, result, self.magnitude)
+            return result if f.autocast is not None else cast(f, result, dtype)
+        output = scale(f, linear(f, linear(f, dropout(f, x, self.lora.dropout), self.a), self.b))
+        if f.autocast is None:
+            output = cast(f, output, dtype)
+        return add(f, result, output)

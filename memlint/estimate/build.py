@@ -10,14 +10,14 @@ import re
 from math import prod
 from typing import Any
 
-from memlint.estimate.adapters import LoraLinear, QuantizedWeight, keeps_input, matches
+from memlint.estimate.adapters import LoraLinear, matches
 from memlint.estimate.engine.tape import Leaf, Tape, Tensor
 from memlint.estimate.ops.images import requiring_grad
 from memlint.estimate.ops.linear import Weight, embedding, linear
 from memlint.estimate.peft_kinds import KINDS
+from memlint.estimate.quantized import QuantizedWeight
 from memlint.estimate.records import Record
 from memlint.estimate.sharding import Sharding
-from memlint.estimate.versions import before
 from memlint.job import Lora, TrainingJob
 from memlint.units import DTYPE_BYTES
 
@@ -188,7 +188,8 @@ class Build:
             weight: Weight | QuantizedWeight = self.packed(name, outputs, inputs)
         else:
             weight = self.parameter(f"{name}.weight", outputs, inputs)
-        offset = self.parameter(f"{name}.bias", outputs) if bias else None
+        stored = weight.bias_dtype if isinstance(weight, QuantizedWeight) else None
+        offset = self.parameter(f"{name}.bias", outputs, dtype=stored) if bias else None
         base = Linear(weight, offset) if isinstance(weight, Weight) else weight.module(offset)
         lora = self.lora
         kind = KINDS.get(self.training.method)
@@ -203,17 +204,11 @@ class Build:
 
     def packed(self, name: str, outputs: int, inputs: int) -> QuantizedWeight:
         """A matrix in the job's quantised format."""
-        quantization = self.training.quantization
-        assert quantization is not None
-        compute = self.training.precision.autocast or self.training.precision.weights
-        unpacks = quantization.type == "gptq" and before(self.job, "transformers", 4, 49)
-        weight = QuantizedWeight(
-            outputs, inputs, quantization, compute, unpacks=unpacks, keeps_input=keeps_input(self.job)
-        )
+        weight = QuantizedWeight.of(self.job, outputs, inputs)
         blocks = weight.storages()
         self.sharding.adopt(None, (outputs, inputs), sum(blocks), "", f"{name}.weight")
         self.records.append(
-            Record(f"{name}.weight", (outputs, inputs), quantization.type, False, "", self.count, tuple(blocks))
+            Record(f"{name}.weight", (outputs, inputs), weight.quantization.type, False, "", self.count, tuple(blocks))
         )
         return weight
 

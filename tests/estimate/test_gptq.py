@@ -53,8 +53,9 @@ def test_checkpointing_keeps_one_layer_of_them() -> None:
     full: dict[str, Any] = {"training.checkpointing.mode": "full"}
     unpacked, packed = estimate("4.36.2", **full), estimate("4.36.2", **full, **NF4)
     assert unpacked.forward_end_activation_bytes == packed.forward_end_activation_bytes
-    payloads = unpacked.static["parameters"] - packed.static["parameters"]
-    assert 2 * HIDDEN * INNER < unpacked.allocated_bytes - packed.allocated_bytes - payloads <= 2 * LAYER
+    # The adapters of the newest library are the same, those of bitsandbytes are not: they cast elsewhere.
+    anew = estimate("5.24.0", **full)
+    assert 2 * HIDDEN * INNER < unpacked.allocated_bytes - anew.allocated_bytes <= 2 * LAYER
 
 
 def test_the_newest_library_unpacks_anew_in_the_backward() -> None:

@@ -83,6 +83,10 @@ def replay(tape: Tape, node: Node) -> list[Tensor | None]:
     if limit is None:
         held = (out, node.grad)
     del out, inputs
+    if limit is not None:
+        # Saved tensors have gone to the hooks of the first run: nothing holds the second run's graph, nor what its nodes
+        # hold in attributes.
+        tape.release()
     if ahead is not None:
         _carry_on(tape, tail, ahead, root)
     elif isinstance(root, Node):

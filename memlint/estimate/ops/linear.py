@@ -7,6 +7,10 @@ from memlint.estimate.engine.tape import Leaf, Node, Tape, Tensor
 from memlint.estimate.ops.basic import cast, copy
 
 
+_CAST = ("fp32", "fp16", "bf16")
+"""What autocast casts (autocast_mode.h is_eligible: floating point, not fp64)."""
+
+
 class Weight(Tensor):
     """A parameter: its storage is counted with the static bytes, its node accumulates the gradient."""
 
@@ -30,12 +34,14 @@ def cast_weight(f: Tape, weight: Tensor | None) -> Tensor | None:
     The half copy of a leaf that requires a gradient is cached until autocast ends; a frozen one is cast at each use.
     """
     dtype = f.autocast
-    if weight is None or dtype is None or weight.dtype != "fp32":
+    if weight is None or dtype is None or weight.dtype == dtype or weight.dtype not in _CAST:
         return weight
     cached = f.cast_cache.get(id(weight))
     if cached is not None:
         return cached
     copied = cast(f, weight, dtype)
+    if weight.dtype != "fp32":
+        return copied  # can_try_cache asks for fp32
     if weight.cached if isinstance(weight, Weight) else isinstance(weight.node, Leaf):
         f.cast_cache[id(weight)] = copied
     return copied
@@ -45,11 +51,11 @@ def to_autocast(f: Tape, x: Tensor) -> Tensor:
     """Cast an activation for an op on autocast's lower-precision list; each use makes its own copy.
 
     An activation that was made to require gradients (its node leads nowhere) is a leaf, and is cached as parameters
-    are.
+    are. Half precision of the other kind is cast as well.
     """
-    if f.autocast is None or x.dtype != "fp32":
+    if f.autocast is None or x.dtype == f.autocast or x.dtype not in _CAST:
         return x
-    if not isinstance(x.node, Node) or x.node.edges or x.node.backward is None:
+    if x.dtype != "fp32" or not isinstance(x.node, Node) or x.node.edges or x.node.backward is None:
         return cast(f, x, f.autocast)
     cached = f.cast_cache.get(id(x.node))
     if cached is None:
