@@ -90,16 +90,19 @@ class Stack:
         *,
         full: bool = False,
         alone: Sequence[int] = (),
+        taps: Sequence[int] = (),
     ) -> None:
         """``alone``: indexes of layers that are run themselves, beside the first ``build.apart``: something follows
-        them, or they make the first gradient of a tensor that others share, who add to it.
+        them, or they make the first gradient of a tensor that others share, who add to it. ``taps``: those whose output
+        :attr:`after` sees beside these.
         """
-        self.parts: list[Part] = []
-        """In the order in which they run; one that stands for several is there as often."""
+        self.parts: list[tuple[int, Part]] = []
+        """The first layer's index and what runs, in order; a part that stands for several is there as often."""
         self.sharding = build.sharding
         self.after: Callable[[Tape, Env, int, Tensor], Tensor] | None = None
-        """What the model does with the output of a layer, outside its checkpoint; for those alone."""
+        """What the model does with the output of a layer, outside its checkpoint; for those in ``taps``."""
         self.alone = {*range(build.apart), *alone}
+        self.taps = {*self.alone, *taps}
         self.before: Callable[[Tape, int], tuple[Tensor, ...]] | None = None
         """Further inputs of a layer, made outside its checkpoint (its part of a tensor that holds all layers')."""
         self.keeps = False
@@ -126,7 +129,7 @@ class Stack:
         # Where the whole model is one unit, all its parameters are gathered together.
         whole = self.sharding.gathers and self.sharding.zero is None and self.sharding.wrap != "layer"
         if full or whole or build.run_all_layers:
-            self.parts = [Part([layer(index)], 1) for index in range(total)]
+            self.parts = [(index, Part([layer(index)], 1)) for index in range(total)]
         elif self.sharding.zero is not None:
             self._periods(build, layer)
         else:
@@ -156,7 +159,7 @@ class Stack:
                 part.records, part.buffers = build.records[records:], build.buffer_bytes - buffers
                 flows = flows or len(build.leaves) > leaves
             part.count += 1
-            self.parts.append(part)
+            self.parts.append((index, part))
         for part in parts.values():
             build.buffer_bytes += (part.count - 1) * part.buffers
             for record in part.records:
@@ -164,24 +167,31 @@ class Stack:
 
     def _periods(self, build: Build, layer: Callable[..., Place]) -> None:
         """Run one period for all of a periodic run: what is gathered and reduced around a layer is its neighbours'."""
-        keys = [(key, index if index in self.alone else None) for index, key in enumerate(self.keys)]
+        keys = [(key, index if index in self.taps else None) for index, key in enumerate(self.keys)]
         for start, period, count in [part for run in groups_of(keys) for part in _last_apart(*run)]:
             build.count = count
             part = Part([layer(index, count) for index in range(start, start + period)], count)
             build.count = 1
-            self.parts += [part] * count
+            self.parts += [(start + number * period, part) for number in range(count)]
 
-    def __call__(self, f: Tape, env: Env, x: Tensor, *others: Tensor) -> Tensor:
-        """Run the layers on x; ``others`` go to each layer as they are (encoder states, position biases)."""
+    def __call__(self, f: Tape, env: Env, x: Tensor | list[Tensor], *others: Tensor) -> Tensor:
+        """Run the layers on x; ``others`` go to each layer as they are (encoder states, position biases).
+
+        A list gives away the tensor it holds: the caller's own loop variable, not a name that it keeps.
+        """
+        if isinstance(x, list):
+            x = x.pop()
         held = None
         _settle((env.state, others))
         fully = self.sharding.fully
         if fully is not None:
             x = fully.before_layers(f, x)
         done: dict[Part, Block] = {}
-        for part in self.parts:
+        for first, part in self.parts:
             if part in done:
                 x = f.repeat_block(done[part], x)
+                if first in self.taps and self.after is not None:
+                    x = self.after(f, env, first, x)
                 self._keep(part)
                 continue
             opened = None
@@ -195,13 +205,15 @@ class Stack:
                     x = self.sharding.run(f, unit, _Call(env, layer, index), x, *given)
                 del given
                 held, env.left = env.left, None
-                if index in self.alone and self.after is not None:
-                    x = self.after(f, env, index, x)
-                self._keep(part, x)
+                if index != part.layers[-1][0]:
+                    self._keep(part, x)
             if opened is not None:
                 shared = [shared_by(env, layer) for index, layer, _ in part.layers if env.checkpointed(index)]
                 passing = None if fully is None or unit is None else fully.passing(unit)
                 done[part], x = f.end_block(opened, x, () if held is None else (held,), shared, passing)
+            if first in self.taps and self.after is not None:
+                x = self.after(f, env, first, x)
+            self._keep(part, x)
         last = fully or self.sharding.zero
         return x if last is None else last.after_layers(f, x)
 

@@ -210,8 +210,8 @@ class Pool:
         if self.live + change.rise > self.peak:
             self.peak = self.live + change.rise
             self.peak_components = [now + more for now, more in zip(components, change.highest)]
-        traced = [now + more for now, more in zip(components, change.traced)]
-        if sum(traced) > self.traced[0]:
+        if change.traced and self.live + sum(change.traced) > self.traced[0]:
+            traced = [now + more for now, more in zip(components, change.traced)]
             self.traced = sum(traced), traced
         after, live = [now + more for now, more in zip(components, change.end)], self.live + change.growth
         if swap is not None:

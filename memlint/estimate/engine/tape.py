@@ -164,7 +164,10 @@ class Tape:
         """Whether an op over these tensors is recorded."""
         if not self.grad_enabled:
             return False
-        return any(t is not None and t.node is not None for t in tensors)
+        for tensor in tensors:  # noqa: SIM110 (asked for every operation: a generator takes twice as long)
+            if tensor is not None and tensor.node is not None:
+                return True
+        return False
 
     def run_backward(self, root: Tensor, grad: Tensor) -> None:
         """Run the whole tape backwards from ``root``; the tape is empty afterwards."""
@@ -252,7 +255,7 @@ class Tape:
 
     def _validated(self, grad: Tensor, shape: Shape, dtype: str) -> Tensor:
         """validate_outputs (engine.cpp): sum to the input's shape where it was broadcast, cast to its dtype."""
-        if prod(grad.shape) != prod(shape):
+        if grad.shape != shape and prod(grad.shape) != prod(shape):
             grad = self.new(shape, grad.dtype)
         if grad.dtype != dtype:
             grad = self.new(grad.shape, dtype)

@@ -110,7 +110,7 @@ class Tower:
         self.gate = b.parameter(f"{gated}.gate", 1)
         self.positions = b.parameter(f"{gated}.embedding", count, h)
         self.tiled = b.embedding(f"{gated}.tile_embedding", ratios + 1, self.most * count * h)
-        self.before = TileEmbedding(b, f"{at}.pre_tile_positional_embedding", ratios, self.most, h)
+        self.in_front = TileEmbedding(b, f"{at}.pre_tile_positional_embedding", ratios, self.most, h)
         self.behind = TileEmbedding(b, f"{at}.post_tile_positional_embedding", ratios, self.most, h)
         self.norm_pre, self.norm_post = LayerNorm(b, f"{at}.layernorm_pre", h), LayerNorm(b, f"{at}.layernorm_post", h)
         self.taps = [int(i) for i in a.get("intermediate_layers_indices", ())]
@@ -149,7 +149,7 @@ class Tower:
         x = convolution(f, cast(f, pixels, self.weight.dtype), self.weight, None, (rows, count - 1, h))
         if self.env.checkpointing.mode != "none":
             x = requiring_grad(f, x)
-        x = self.before(f, x.view(images, self.most, count - 1, h), ids)
+        x = self.in_front(f, x.view(images, self.most, count - 1, h), ids)
         x = cat(f, expand(f, self.token, (rows, 1, h)), x.view(rows, count - 1, h), shape=(rows, count, h))
         x = x.view(images, self.most, count, h)
         placed = mul(f, shift(f, scale(f, saving_output(f, self.gate))), self.positions)

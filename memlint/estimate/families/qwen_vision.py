@@ -206,22 +206,15 @@ class Tower:
         full = a.get("fullatt_block_indexes", ()) if self.windowed else range(depth)
         kinds = ["full" if i in full else "window" for i in range(depth)]
         self.taps = [i for i in (a.get("deepstack_visual_indexes", ()) if new else ()) if i < depth]
-        ends = [*(i + 1 for i in self.taps), depth]
-        self.stacks = []
-        start = 0
-        for end in ends:
-            self.stacks.append(self._stack(b, f"{name}.blocks", kinds[start:end], start))
-            start = end
+        make = lambda build, kind, i: Block(a, build, f"{name}.blocks.{i}", kind, env)  # noqa: E731
+        # What a merger takes as well, the next layer holds with it.
+        self.layers = Stack(b, kinds, make, alone=[i + 1 for i in self.taps], taps=self.taps)
         self.merger = Merger(a, b, f"{name}.merger")
         deep = "merger_list" if a.model_type == "qwen3_omni_moe_vision_encoder" else "deepstack_merger_list"
         self.deep = [Merger(a, b, f"{name}.{deep}.{i}", wide=True) for i in range(len(self.taps))]
         sound = part(whole, "audio_config")
         if sound is not None:
             omni_audio.held(sound, b, "model.audio_tower")
-
-    def _stack(self, b: Build, name: str, kinds: list[str], start: int) -> Stack:
-        a, env = self.a, self.env
-        return Stack(b, kinds, lambda build, kind, i: Block(a, build, f"{name}.{start + i}", kind, env))
 
     def grid(self, pixels: int | None) -> tuple[int, int]:
         """Patches along the two sides of a square image after the processor's resize."""
@@ -264,11 +257,19 @@ class Tower:
             x = self._placed(f, x)
         dim = width // int(self.a.get("num_heads"))
         state["vision rope"] = (f.new((1, 1, n, dim), "fp32"), f.new((1, 1, n, dim), "fp32"))
-        deep = []
-        for stack, merger in zip(self.stacks, (*self.deep, None)):
-            x = stack(f, env, x)
-            if merger is not None:
-                deep.append(merger(f, x))
+        deep: list[Tensor] = []
+
+        def merge(f: Tape, env: Env, index: int, x: Tensor) -> Tensor:
+            if index in self.taps:
+                deep.append(self.deep[self.taps.index(index)](f, x))
+            return x
+
+        self.layers.after = merge
+        # transformers 5.24 modeling_qwen2_vl.py and its kin: only the loop's variable holds the patches.
+        patches = [x]
+        del x
+        x = self.layers(f, env, patches)
+        self.layers.after = None
         tokens = self.merger(f, x)
         if order is not None:
             tokens = index_rows(f, tokens, f.new(order.shape, "int64"))
