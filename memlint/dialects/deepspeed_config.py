@@ -267,7 +267,7 @@ def _zero(zero: Section, keep: Any) -> None:
             continue
         automatic = is_auto(zero.raw(name))
         if automatic and not fills_in:
-            zero.bad(name, "a whole number: nothing fills in an `auto` here")
+            zero.bad(name, "a whole number (nobody fills it in)")
         else:
             keep(field, zero, name, AUTO if automatic else zero.integer(name, minimum=0))
     keep("contiguous_gradients", zero, "contiguous_gradients", zero.flag("contiguous_gradients"))

@@ -34,8 +34,9 @@ class Source:
     job: TrainingJob
     """With its architecture."""
     index: int
+    """Place among the jobs of its document."""
     jobs: int
-    """Jobs in the source; this is the one at ``index``."""
+    """Jobs in the source, over all documents of the file."""
     target: Target | None
     margin: float
     check: JobCheck
@@ -61,16 +62,11 @@ def open_source(
 
     declared = targets.parse(target, source="--target") if target is not None else None
     options = CheckOptions(offline=offline, isolated=isolated)
-    document, model_name = _document(source)
-    check = FileCheck(document.path, options, declared)
-    pragmas = _pragmas(document)
-    jobs = _jobs(source, document, model_name, check, pragmas, training)
+    documents, model_name = _documents(source)
+    check = FileCheck(documents[0].path, options, declared)
+    pragmas = _pragmas(documents[0])
+    document, jobs, index, count = _at(index, source, documents, model_name, check, pragmas, training)
     reading = jobs.check.reading
-    if not reading.jobs:
-        raise UserError(_no_job(document, jobs.check))
-    if index >= len(reading.jobs):
-        count = len(reading.jobs)
-        raise UserError(f"{source} has {count} job{'' if count == 1 else 's'}, and no job {index + 1}")
     job = jobs.check.completed(reading.jobs[index])
     if sets:
         from memlint.dialects.native import apply_sets
@@ -88,7 +84,7 @@ def open_source(
         dialect_name=jobs.name,
         job=job,
         index=index,
-        jobs=len(reading.jobs),
+        jobs=count,
         target=goal,
         margin=check.margin,
         check=jobs.check,
@@ -101,6 +97,38 @@ class _Jobs:
     check: JobCheck
     dialect: Dialect
     name: str
+
+
+def _at(
+    index: int,
+    source: str,
+    documents: list[Document],
+    model_name: str | None,
+    check: FileCheck,
+    pragmas: tuple[Pragma, ...],
+    training: Mapping[str, Any] | None,
+) -> tuple[Document, _Jobs, int, int]:
+    """Return the document and place of the job at ``index`` of a file, and how many jobs the file has.
+
+    Of a file with several documents those that are no training configs are passed over.
+    """
+    found: list[tuple[Document, _Jobs, int]] = []
+    refused: UserError | None = None
+    for document in documents:
+        try:
+            jobs = _jobs(source, document, model_name, check, pragmas, training)
+            if not jobs.check.reading.jobs:
+                raise UserError(_no_job(document, jobs.check))
+        except UserError as error:
+            refused = refused or error
+            continue
+        found += [(document, jobs, place) for place in range(len(jobs.check.reading.jobs))]
+    if not found and refused is not None:
+        raise refused
+    if index >= len(found):
+        count = len(found)
+        raise UserError(f"{source} has {count} job{'' if count == 1 else 's'}, and no job {index + 1}")
+    return (*found[index], len(found))
 
 
 def _jobs(
@@ -130,8 +158,8 @@ def _jobs(
     )
 
 
-def _document(source: str) -> tuple[Document, str | None]:
-    """Return the document of SOURCE, and the model's ID where it is one."""
+def _documents(source: str) -> tuple[list[Document], str | None]:
+    """Return the documents of SOURCE, and the model's ID where it is one."""
     from memlint.document.load import load_documents, load_file, read_bytes
 
     path = source
@@ -144,14 +172,14 @@ def _document(source: str) -> tuple[Document, str | None]:
 
         read = read_bytes(path)
         documents = load_documents(read, show_path(path)) if isinstance(read, bytes) else load_file(path)
-        document = documents[0]
-        fatal = next((problem for problem in document.problems if problem.fatal), None)
-        if fatal is not None:
-            raise UserError(f"{document.path}:{fatal.span.line}:{fatal.span.column}: {fatal.message}")
-        return document, None
+        for document in documents:
+            fatal = next((problem for problem in document.problems if problem.fatal), None)
+            if fatal is not None:
+                raise UserError(f"{document.path}:{fatal.span.line}:{fatal.span.column}: {fatal.message}")
+        return documents, None
     if _MODEL_ID.match(source) and not source.endswith((".yaml", ".yml", ".json", ".toml")):
         text = f"memlint: 1\nmodel: {source}\n"
-        return load_documents(text, source, format="yaml")[0], source
+        return load_documents(text, source, format="yaml"), source
     raise UserError(f"{source}: no such file or folder, and no Hugging Face model ID")
 
 

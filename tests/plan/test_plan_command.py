@@ -237,3 +237,16 @@ def test_first_order_formulas_cannot_be_planned_with(plan):
     code, _, err = plan("plan", "job.yaml", "--method", "first-order")
     assert code == 2
     assert "leave out --method" in err
+
+
+def test_each_document_of_a_file_is_a_job(plan, tmp_path):
+    second = "memlint: 1\nmodel: Qwen/Qwen3-0.6B\n"
+    (tmp_path / "job.yaml").write_text(f"{JOB}---\nkind: note\n---\n{second}")
+    code, out, err = plan("plan", "job.yaml", "--job", "2", "--target", "RTX-4090", "--offline")
+    assert (code, out.splitlines()[0].partition("predicted")[0]) == (0, "job.yaml (native): ")
+    assert "has 2 jobs; this is job 2" in err
+    _, alone, _ = plan("estimate", "Qwen/Qwen3-0.6B", "--offline", "--output-format", "json")
+    _, both, _ = plan("estimate", "job.yaml", "--job", "2", "--offline", "--output-format", "json")
+    assert json.loads(both)["peak"] == json.loads(alone)["peak"]
+    code, _, err = plan("plan", "job.yaml", "--job", "3", "--target", "RTX-4090", "--offline")
+    assert code == 2 and "job.yaml has 2 jobs, and no job 3" in err
