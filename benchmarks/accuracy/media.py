@@ -117,7 +117,13 @@ def qwen2_audio() -> Given:
     return given, patches
 
 
+def gemma3n() -> Given:
+    """One image a row; the trace needs timm beside the dev environment."""
+    return {"pixel_values": torch.empty(ROWS, 3, 768, 768, device="cuda")}, unchecked(module_of("gemma3n"))
+
+
 GIVEN: dict[str, Callable[[], Given]] = {
+    "gemma3n": gemma3n,
     "lfm2_vl": lfm2_vl,
     "qwen2_audio": qwen2_audio,
     "voxtral": voxtral,

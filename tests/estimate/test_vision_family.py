@@ -68,6 +68,8 @@ def test_running_fewer_layers_changes_nothing(kind: str) -> None:
 def test_parameters_are_those_of_transformers_by_name(kind: str) -> None:
     torch = pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")
+    if kind == "gemma3n":
+        pytest.importorskip("timm", reason="its image tower is timm's")
     fields = dict(CONFIGS[kind])
     if kind == "mllama":
         fields["image_token_index"] = 5
@@ -106,6 +108,19 @@ def test_a_frozen_tower_gets_no_adapters() -> None:
     step = run_step(job("qwen2_vl", {**SETUPS["lora"], "training.freeze": ("visual",)}))
     assert not [name for name in names(step) if ".visual." in name]
     assert any(".language_model." in name for name in names(step))
+
+
+def test_gemma3n_embeds_image_and_audio_ids_without_images_too() -> None:
+    step = run_step(job("gemma3n", {"training.images": 0}), (8, 0))
+    assert peak(step) == pytest.approx(1216968704, rel=0.0001)
+    trained = {record.name for record in step.build.records if not record.idle}
+    assert {"model.embed_vision.embedding.weight", "model.embed_audio.hard_embedding_norm.weight"} <= trained
+    assert not [name for name in trained if "timm_model" in name or "soft_embedding_norm" in name]
+
+
+def test_gemma3ns_image_tower_has_the_parameters_of_timms() -> None:
+    records = run_step(job("gemma3n"), full=True).build.records
+    assert sum(record.numel for record in records if ".timm_model." in record.name) == 294_126_912
 
 
 def test_without_freezing_all_linear_layers_of_the_tower_get_adapters() -> None:

@@ -242,6 +242,26 @@ CONFIGS: dict[str, dict[str, Any]] = {
         },
         "vision_config": {**_SIGLIP2, "vision_use_head": False},
     },
+    "gemma3n": {
+        "model_type": "gemma3n",
+        "tie_word_embeddings": True,
+        "text_config": {
+            **TEXT,
+            "num_hidden_layers": 6,
+            "intermediate_size": 1024,
+            "tie_word_embeddings": True,
+            "head_dim": 64,
+            "sliding_window": 256,
+            "vocab_size_per_layer_input": 8192,
+            "hidden_size_per_layer_input": 32,
+            "laurel_rank": 32,
+            "layer_types": ["sliding_attention", "full_attention"] * 3,
+            "num_kv_shared_layers": 2,
+            "activation_sparsity_pattern": [0.0] * 6,
+        },
+        "vision_config": {},
+        "audio_config": {"hidden_size": 256, "conf_num_attention_heads": 4, "conf_num_hidden_layers": 2},
+    },
     "qwen2_audio": {
         "model_type": "qwen2_audio",
         "text_config": {**TEXT, "model_type": "qwen2"},
@@ -335,6 +355,7 @@ PIXELS = {
 FIXED = 224**2
 
 PEAKS: dict[str, dict[str, int]] = {
+    "gemma3n": {"bf16": 11596228096, "autocast": 19565165568, "checkpointing": 11222760448, "lora": 1220280320},
     "glm4v": {"bf16": 376806912, "autocast": 516128768, "checkpointing": 184586752, "lora": 419322368},
     "glm4v_moe": {"bf16": 361047552, "autocast": 531750912, "checkpointing": 195654144},
     "qwen2_vl": {"bf16": 333614080, "autocast": 473076224, "checkpointing": 178099200, "lora": 408608256},

@@ -53,6 +53,7 @@ TOWERS: dict[str, tuple[str, str, str, str]] = {
     "lfm2_vl": ("siglip2_vision", "Lfm2Vl", "vision_tower", "language_model"),
     "qwen2_audio": ("audio_towers", "Qwen2Audio", "audio_tower", "language_model"),
     "voxtral": ("audio_towers", "Voxtral", "audio_tower", "language_model"),
+    "gemma3n": ("gemma3n_towers", "Tower", "vision_tower", "language_model"),
     "gemma4": ("gemma4_towers", "Tower", "vision_tower", "language_model"),
 }
 """model_type -> module of this package and class of its tower; names of tower and language model under ``model``. With
@@ -118,6 +119,9 @@ class Body:
         if self.scaled:
             embeds = scale(f, embeds)
         embeds = hooked(f, self.env, embeds)
+        before, among = getattr(self.tower, "before", None), None
+        if before is not None:
+            embeds, among = before(f, batch.ids, embeds)
         image = None
         if batch.pixels is not None and self.crossing:
             self._cross(f, batch)
@@ -133,7 +137,7 @@ class Body:
             self.held = [*self.held, cache]
         out: Tensor = self.text.body(f, embeds, batch)
         self.text.layers.after = None
-        del image
+        del image, among
         return out
 
     def _cross(self, f: Tape, batch: Batch) -> None:
