@@ -1,52 +1,69 @@
-"""The least that a compiled model with its loss inside keeps of the logits.
+"""What ``torch_compile`` makes of a step: the whole model in one graph, its loss inside.
 
-Read in torch 2.13 and seen in inductor's code for transformers 5.24's Llama on a CPU (tests/measure/test_compiled.py):
+accelerate 1.15 calls ``torch.compile`` on the prepared model (accelerator.py prepare_model), and most models of
+transformers 5.24 are one graph from ids to loss. What is then kept is the partitioner's choice, see
+:mod:`memlint.estimate.engine.compiled_tape`; beside it, seen in inductor's code and in the live bytes of a compiled
+step (tests/measure/test_compiled.py):
 
-* the partitioner saves the logits as the product made them, in the compute dtype, with a maximum and a sum a row; the
-  fp32 copy, the log-probabilities and their gradients are never laid down (_functorch/partitioners.py);
+* while dynamo traces, transformers never leaves out the attention mask (masking_utils.py _ignore_causal_mask_sdpa), so
+  sdpa takes the kernel that knows masks, over repeated keys and values;
 * a model that returns its logits gets a gradient for them although nobody uses them: zeros, laid down by autograd's
   Function (torch/csrc/autograd/python_function.cpp, materialize_grads), in the dtype of what is returned;
-* the gradient is written over the saved logits where those are no output and no input of the compiled function
-  (_functorch/_aot_autograd/graph_compile.py collect_fw_donated_buffer_idxs; on by default from torch 2.6,
-  _functorch/config.py donated_buffer). Under autocast the output is accelerate's fp32 copy, so it is; in pure half
-  precision the saved logits are the output itself, so it is not.
+* a gradient may be written over what forward has saved where that is no output of the graph (_functorch/_aot_autograd/
+  graph_compile.py collect_fw_donated_buffer_idxs; on by default from torch 2.6, _functorch/config.py donated_buffer).
+  Under autocast the output is accelerate's fp32 copy of the logits; in pure half precision it is the logits themselves;
+* a half embedding's gradient is gathered in fp32 (_decomp/decompositions.py embedding_dense_backward).
 
-A loss compiled by itself (torchtune) takes the logits as an input: nothing is donated. What is kept of a compiled layer
-is the partitioner's choice and is taken as eager keeps it.
+The expected figure follows the compiled step for the families that are held to the partitioner; for others that step
+is the low end alone. The high end is always the higher of both: where the graph breaks, at custom kernels and at code
+that depends on data, what lies between graphs is as eager has it.
 """
 
 from __future__ import annotations
 
-from typing import Sequence
+from typing import TYPE_CHECKING, Sequence
 
 from memlint.estimate.result import PhasePeak
 from memlint.estimate.versions import before
-from memlint.job import TrainingJob
-from memlint.units import DTYPE_BYTES
+from memlint.job import TrainingJob, replace_fields
+
+if TYPE_CHECKING:
+    from memlint.estimate.simulate import Step
 
 OWN_LOOPS = ("torchtune", "litgpt", "torchtitan")
-"""Frameworks whose loss is not part of the model's forward."""
+"""Frameworks that compile layers or their loss one by one."""
+HELD = ("llama", "gpt2", "encoder")
+"""Families of which tests/measure/test_compiled.py holds members to the partitioner's choice."""
+INSIDE = ("causal-lm", "masked-lm", "sequence-classification", "token-classification")
+"""Objectives whose loss is part of the model's forward."""
 
 
 def lowest_peak(job: TrainingJob, timeline: Sequence[PhasePeak]) -> int:
-    """The least of a step's peak in bytes: with a compiled loss, if the job has one, else as simulated."""
-    least = least_logits(job)
-    if least is None:
-        return max(phase.peak_bytes for phase in timeline)
-    return max(phase.peak_bytes - max(0, phase.components["logits"] - least) for phase in timeline)
+    """The peak of a step in bytes."""
+    return max(phase.peak_bytes for phase in timeline)
 
 
-def least_logits(job: TrainingJob) -> int | None:
-    """Bytes of logits, zeros and gradient together; None where no loss is compiled with the model."""
-    training, a = job.training, job.architecture
-    if not training.compile or a is None or training.objective != "causal-lm" or training.loss != "standard":
+def compiled_step(job: TrainingJob, capability: tuple[int, int] | None, world: int) -> Step | None:
+    """The step of a job whose model is compiled whole; None for one that is not.
+
+    Raises:
+        Unsupported: there is no model of this architecture.
+    """
+    training, architecture = job.training, job.architecture
+    if not training.compile or architecture is None or training.objective not in INSIDE:
         return None
-    if job.framework.partition(" ")[0] in OWN_LOOPS:
+    if job.framework.partition(" ")[0] in OWN_LOOPS or job.parallelism.strategy not in ("none", "ddp"):
         return None
-    rows = training.vocab_size or a.vocab_size
-    count = training.micro_batch_size * -(-training.sequence_length // job.parallelism.context) * rows
-    compute = DTYPE_BYTES[training.precision.autocast or training.precision.weights]
-    if training.precision.autocast is None:
-        return count * 3 * compute
-    saved = compute if not before(job, "torch", 2, 6) else 2 * compute
-    return count * (saved + DTYPE_BYTES["fp32"])
+    from memlint.estimate.engine.compiled_tape import CompiledTape
+    from memlint.estimate.simulate import run_step
+
+    # DDPOptimizer (torch/_dynamo/backends/distributed.py) breaks the graph at every bucket of gradients.
+    tape = CompiledTape(donates=not before(job, "torch", 2, 6), together=job.parallelism.strategy == "none")
+    if training.attention == "sdpa":
+        job = replace_fields(job, {"training.padding": True})
+    return run_step(job, capability, world=world, one_kernel_silu=True, tape=tape)
+
+
+def expects(job: TrainingJob) -> bool:
+    """Whether the compiled step is the expected one."""
+    return job.architecture is not None and job.architecture.family in HELD

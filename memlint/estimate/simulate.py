@@ -7,7 +7,7 @@ runs with gradients alive.
 from __future__ import annotations
 
 from memlint.estimate.build import Build
-from memlint.estimate.compiled import lowest_peak
+from memlint.estimate.compiled import compiled_step, expects, lowest_peak
 from memlint.estimate.engine.pool import (
     COMMUNICATION,
     DECOMPOSED,
@@ -211,7 +211,13 @@ def simulate(job: TrainingJob, target: Target | None = None) -> Estimate:
     elif peak.phase == "backward":
         timeline = step.one_kernel
     notes = (*notes, *sentences(job, step.asked))
-    lowest = lowest_peak(job, timeline)
+    lowest, most = lowest_peak(job, timeline), peak.peak_bytes
+    compiled = compiled_step(job, capability, world)
+    if compiled is not None:
+        top = max(compiled.timeline, key=lambda p: p.peak_bytes)
+        lowest, most = min(lowest, top.peak_bytes), max(most, top.peak_bytes)
+        if expects(job):
+            step, peak = compiled, top
     if job.training.optimizer.startswith("paged-"):
         # Paged states are moved to the host when the device is full (bitsandbytes functional.py get_paged).
         lowest -= step.static["optimizer_states"]
@@ -227,9 +233,11 @@ def simulate(job: TrainingJob, target: Target | None = None) -> Estimate:
         world=world * job.parallelism.tensor * job.parallelism.pipeline,
         allocated=peak.peak_bytes,
         allocated_low=lowest,
-        allocated_high=peak.peak_bytes + in_flight,
+        allocated_high=most + in_flight,
         churn=max(0, peak.peak_bytes - settled),
-        replay=_replay(job, target) if job.training.length_mean is not None and world == 1 else None,
+        replay=_replay(job, target)
+        if job.training.length_mean is not None and world == 1 and compiled is None
+        else None,
         loading=most_while_loading(job, records),
     )
     return Estimate(
