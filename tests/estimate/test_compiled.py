@@ -151,3 +151,43 @@ def test_a_family_that_is_not_held_to_the_partitioner_moves_its_low_end_alone() 
     assert with_compile.allocated_bytes == eager.allocated_bytes
     assert with_compile.low_bytes < eager.low_bytes
     assert with_compile.high_bytes == eager.high_bytes
+
+
+class TestTorchtune:
+    """Layers compiled one by one (families/torchtune_compiled.py)."""
+
+    @staticmethod
+    def layer(method: str, targets: tuple[str, ...] = ()) -> int:
+        """What one more layer keeps at the end of forward."""
+        changes = {"framework": "torchtune 0.4", "training.precision": HALF, "training.method": method}
+        if method == "lora":
+            changes |= {"training.lora.targets": targets, "training.lora.rank": 4, "training.lora.dtype": "bf16"}
+        more, fewer = (run_step(compiled(changes, num_hidden_layers=n), (8, 0)).forward_end_bytes for n in (9, 8))
+        return more - fewer
+
+    def test_a_layer_keeps_what_the_partitioner_saves_of_it(self) -> None:
+        hidden, heads, wide = 256, 8, 704
+        whole = ROWS * (2 * (8 * hidden + 3 * wide) + 4 * heads)
+        assert self.layer("full") == whole
+        # Only what an adapter reads: the first normed operand, and the narrow tensor of each.
+        adapted = self.layer("lora", ("q_proj", "v_proj"))
+        assert adapted == whole - ROWS * 2 * (hidden + wide) + 2 * ROWS * 2 * 4
+        assert self.layer("lora", ("q_proj", "k_proj", "v_proj", "output_proj", "mlp")) == whole + 7 * ROWS * 2 * 4
+
+    @pytest.mark.parametrize("mode", ["none", "full"])
+    def test_one_layer_stands_for_all(self, mode: str) -> None:
+        wanted = compiled({"framework": "torchtune 0.4", "training.checkpointing.mode": mode})
+        timelines = [run_step(wanted, (8, 0), full=full).timeline for full in (True, False)]
+        assert [p.peak_bytes for p in timelines[0]] == [p.peak_bytes for p in timelines[1]]
+
+    def test_gate_up_and_their_product_live_beside_two_more_of_their_size(self) -> None:
+        changes = {"framework": "torchtune 0.4", "training.precision": HALF, "training.checkpointing.mode": "full"}
+        narrow, wider = (
+            run_step(compiled(changes, intermediate_size=width, vocab_size=64), (8, 0)) for width in (4096, 8192)
+        )
+        grown = peak(wider, "backward") - peak(narrow, "backward")
+        weights = sum(wider.static[key] - narrow.static[key] for key in ("parameters", "optimizer_states"))
+        gradients = wider.static["gradients"] - narrow.static["gradients"]
+        # Seven layers' gradients and one of three of the last; what is kept of gate and up, and their gradients.
+        one = gradients // 8
+        assert grown - weights == pytest.approx(7 * one + one // 3 + 4 * ROWS * 2 * 4096, rel=0.01)

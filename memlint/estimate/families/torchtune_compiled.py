@@ -1,9 +1,10 @@
 """What torch.compile makes of a decoder layer and of the loss.
 
-The rule is that of the min-cut partitioner (torch 2.5 _functorch/partitioners.py): products are never recomputed
-(default_recomputable_ops holds pointwise, view and reduction operators), and what the backward would have to lay down
-in memory anyway (ban_if_materialized_backward), such as the input of a weight gradient's product, is kept. Pointwise
-work in between (rotation, silu, the residual sums' operands, the normalised values before their scale) is done again.
+The rule is that of the min-cut partitioner (estimate/engine/compiled_tape.py); that it keeps these tensors of
+torchtune's own TransformerSelfAttentionLayer, trained whole or by adapters, was seen with torchtune 0.4.0 under torch
+2.13. Of a layer over NF4 weights torch 2.13 also keeps the seven unpacked weights from forward to backward: with
+torchao 0.7 both directions unpack in one graph, where common subexpressions are made once. The measured rows, of torch
+2.4 and 2.5, leave no room for that, and it is not counted.
 """
 
 from __future__ import annotations
@@ -55,85 +56,128 @@ class CompiledBlock:
         self.w2 = maker.linear(f"{name}.mlp.w2", self.ffn, h)
         self.w3 = maker.linear(f"{name}.mlp.w3", h, self.ffn)
 
-    def product(self, f: Tape, layer: Any, tokens: tuple[int, int], outputs: int, dtype: str) -> Tensor:
+    def product(self, f: Tape, layer: Any, tokens: tuple[int, int], outputs: int, dtype: str) -> tuple[Tensor, ...]:
         """One matrix product; a 4-bit weight is laid down first, a LoRA branch adds its narrow tensor."""
         base = layer.base if isinstance(layer, LoraLinear) else layer
         dense = base.dequantised(f, dtype) if isinstance(base, Nf4Linear) else None
         out = f.new((*tokens, outputs), dtype)
         del dense
-        if isinstance(layer, LoraLinear):
-            f.new((*tokens, layer.a.shape[0]), dtype)
-            branch = f.new((*tokens, outputs), dtype)
-            del branch
-        return out
+        if not isinstance(layer, LoraLinear):
+            return (out,)
+        narrow = f.new((*tokens, layer.a.shape[0]), dtype)
+        branch = f.new((*tokens, outputs), dtype)
+        del branch
+        return out, narrow
 
     def __call__(self, f: Tape, x: Tensor) -> Tensor:
         """x [B, S, H] -> [B, S, H]."""
         b, s, h = x.shape
         dtype, at = x.dtype, (b, s)
-        wide = self.heads * self.width
+        wide, narrow = self.heads * self.width, self.kv * self.width
         trainable = self.weights()
         recorded = f.needs(x, *trainable)
-        kept: list[Tensor] = []
+        kept: dict[str, Tensor] = {}
 
-        def keep(tensor: Tensor, wanted: bool = True) -> Tensor:
+        def keep(name: str, tensor: Tensor, wanted: bool = True) -> Tensor:
             if recorded and wanted:
-                kept.append(tensor)
+                kept[name] = tensor
             return tensor
 
-        keep(x)
-        n1 = keep(f.new((b, s, h), dtype), _needs_input(self.q, self.k, self.v))
-        parts = [
-            self.product(f, layer, at, n, dtype)
-            for layer, n in ((self.q, wide), (self.k, self.kv * self.width), (self.v, self.kv * self.width))
-        ]
+        def product(name: str, outputs: int) -> Tensor:
+            out, *branch = self.product(f, getattr(self, name), at, outputs, dtype)
+            for tensor in branch:
+                keep(f"{name} branch", tensor)
+            return out
+
+        keep("x", x)
+        n1 = keep("n1", f.new((b, s, h), dtype), _needs_input(self.q, self.k, self.v))
+        parts = [product("q", wide), product("k", narrow), product("v", narrow)]
         del n1
-        q, k, v = [keep(f.new((b, s, wide), dtype)) for _ in range(3)]
+        q, k, v = [keep(name, f.new((b, s, wide), dtype)) for name in ("turned q", "turned k", "repeated v")]
         del parts
-        out, lse = keep(f.new((b, s, wide), dtype)), keep(f.new((b, self.heads, s), "fp32"))
+        out, lse = keep("out", f.new((b, s, wide), dtype)), keep("lse", f.new((b, self.heads, s), "fp32"))
         del q, k, v, lse
-        projected = self.product(f, self.o, at, h, dtype)
+        projected = product("o", h)
         del out
-        residual = keep(f.new((b, s, h), dtype))
+        residual = keep("residual", f.new((b, s, h), dtype))
         del projected
-        n2 = keep(f.new((b, s, h), dtype), _needs_input(self.w1, self.w3))
-        gate = keep(self.product(f, self.w1, at, self.ffn, dtype))
-        up = keep(self.product(f, self.w3, at, self.ffn, dtype))
+        n2 = keep("n2", f.new((b, s, h), dtype), _needs_input(self.w1, self.w3))
+        gate, up = keep("gate", product("w1", self.ffn)), keep("up", product("w3", self.ffn))
         del n2
-        hidden = keep(f.new((b, s, self.ffn), dtype), _needs_input(self.w2))
+        hidden = keep("hidden", f.new((b, s, self.ffn), dtype), _needs_input(self.w2))
         del gate, up
-        down = self.product(f, self.w2, at, h, dtype)
+        down = product("w2", h)
         del hidden, residual
         result = f.new((b, s, h), dtype)
         del down
         if not recorded:
             return result
-        return f.record(result, self.backward, (x, *trainable), f.save(*kept))
+        names = tuple(kept)
+        saved = f.save(*kept.values())
+        kept.clear()
+        return f.record(result, self.backward, (x, *trainable), saved, names)
 
     def weights(self) -> list[Weight]:
         """Trainable parameters of the layer."""
         found = [w for w in self.scales if w.trainable]
         for layer in (self.q, self.k, self.v, self.o, self.w1, self.w2, self.w3):
-            if isinstance(layer, LoraLinear):
-                found += [layer.a, layer.b]
-            elif not isinstance(layer, Nf4Linear):
-                found += [w for w in (layer.weight, layer.bias) if w is not None and w.trainable]
+            found += _trained(layer)
         return found
 
     def backward(self, f: Tape, node: Node, grad: Tensor) -> tuple[Tensor | None, ...]:
-        """The widest moment is the feed-forward's: the gradients of product, gate and up, [B, S, ffn] each."""
+        """Inductor's order: a product's weight gradient, then its input's; what forward kept goes with its last use
+        (ctx.maybe_clear_saved_tensors, runtime_wrappers.py), and all gradients are given back together.
+        """
         b, s, h = grad.shape
-        wide = self.heads * self.width
-        inner = self.product(f, self.w2, (b, s), self.ffn, grad.dtype)
-        gate, up = f.new((b, s, self.ffn), grad.dtype), f.new((b, s, self.ffn), grad.dtype)
-        del inner
-        back = [f.new((b, s, h), grad.dtype) for _ in range(2)]
-        del gate, up, back
-        attention = [f.new((b, s, wide), grad.dtype) for _ in range(4)]
+        at, dtype, wide = (b, s), grad.dtype, self.heads * self.width
+        held = dict(zip(node.meta, node.saved))
+        node.saved = ()
+        shapes = {id(weight): shape for weight, shape in zip(self.weights(), node.shapes[1:])}
+        found: dict[int, Tensor] = {}
+
+        def product(layer: Any, inputs: int, *used: str) -> Tensor:
+            for weight in _trained(layer):
+                shape, kind = shapes[id(weight)]
+                found[id(weight)] = f.new(shape, kind, GRADIENTS)
+            for name in used:
+                held.pop(name, None)
+            return self.product(f, layer, at, inputs, dtype)[0]
+
+        hidden = product(self.w2, self.ffn, "hidden", "w2 branch")
+        # Of the gradients of gate and up one is written over that of their product.
+        other = f.new((b, s, self.ffn), dtype)
+        del held["gate"], held["up"]
+        back = product(self.w3, h, "w3 branch")
+        del other
+        second = product(self.w1, h, "n2", "w1 branch")
+        del hidden, second
+        residual = f.new((b, s, h), dtype)
+        del back, held["residual"]
+        attended = product(self.o, wide, "o branch")
+        turned = [f.new((b, s, wide), dtype) for _ in range(3)]
         delta = f.new((b, self.heads, s), "fp32")
-        del attention, delta
-        grads = [f.new(shape, dtype, GRADIENTS) for shape, dtype in node.shapes[1:]]
-        return (f.new((b, s, h), grad.dtype), *grads)
+        del attended, delta
+        for name in ("turned q", "turned k", "repeated v", "out", "lse"):
+            del held[name]
+        narrow = [f.new((b, s, self.kv * self.width), dtype) for _ in range(2)]
+        del turned[1:]
+        inputs = [product(layer, h, f"{name} branch") for name, layer in (("v", self.v), ("k", self.k), ("q", self.q))]
+        del narrow, turned
+        held.pop("n1", None)
+        out = f.new((b, s, h), dtype)
+        del inputs, residual
+        for scale in self.scales:
+            if scale.trainable:
+                found[id(scale)] = f.new(*shapes[id(scale)], GRADIENTS)
+        return (out, *[found[id(weight)] for weight in self.weights()])
+
+
+def _trained(layer: Any) -> list[Weight]:
+    if isinstance(layer, LoraLinear):
+        return [layer.a, layer.b]
+    if isinstance(layer, Nf4Linear):
+        return []
+    return [w for w in (layer.weight, layer.bias) if w is not None and w.trainable]
 
 
 def _needs_input(*layers: Any) -> bool:
