@@ -113,11 +113,7 @@ def fused_loss(job: TrainingJob) -> tuple[Remedy, ...]:
 
 
 def optimizers(job: TrainingJob) -> tuple[Remedy, ...]:
-    """A fused step, 8-bit AdamW, Adafactor, 8-bit Lion, and paged states, for an optimizer with full-size states.
-
-    Paged states are counted on the GPU until it is full, so they never make a plan that surely fits: they are taken
-    where nothing else leaves the low end below the limit.
-    """
+    """A fused step, 8-bit AdamW, Adafactor, then 8-bit Lion, in place of an optimizer with full-size states."""
     now = job.training.optimizer
     if now not in _FULL_STATES:
         return ()
@@ -182,22 +178,30 @@ def optimizers(job: TrainingJob) -> tuple[Remedy, ...]:
             rank={"optimizer": 3},
         )
     )
-    found.append(
-        Remedy(
-            name="optimizer-paged-adamw-8bit",
-            dimension="optimizer",
-            words="paged 8-bit AdamW",
-            changes={"training.optimizer": "paged-adamw-8bit"},
-            cost=Cost(
-                convergence="small",
-                complexity="package",
-                sentence="states move to the host where the GPU is full, and back for each step; needs bitsandbytes",
-                source="bitsandbytes 0.49 docs, explanations/optimizers: paged; Dettmers et al. 2023, arXiv:2305.14314",
-            ),
-            rank={"optimizer": 1, "offload": 1},
-        )
-    )
     return tuple(found)
+
+
+def paged_states(job: TrainingJob) -> Remedy | None:
+    """8-bit states that move to the host where the GPU is full.
+
+    They are counted on the GPU until then, so they never make a job surely fit, and no search looks at them: they are
+    what is left where nothing else brings even the low end below the limit.
+    """
+    if job.training.optimizer not in (*_FULL_STATES, "adamw-8bit"):
+        return None
+    return Remedy(
+        name="optimizer-paged-adamw-8bit",
+        dimension="optimizer",
+        words="paged 8-bit AdamW",
+        changes={"training.optimizer": "paged-adamw-8bit"},
+        cost=Cost(
+            convergence="small",
+            complexity="package",
+            sentence="states move to the host where the GPU is full, and back for each step; needs bitsandbytes",
+            source="bitsandbytes 0.49 docs, explanations/optimizers: paged; Dettmers et al. 2023, arXiv:2305.14314",
+        ),
+        rank={"optimizer": 1, "offload": 1},
+    )
 
 
 def step_in_backward(job: TrainingJob) -> tuple[Remedy, ...]:

@@ -9,6 +9,7 @@ from memlint.plan import options_scale
 from memlint.plan.evaluate import Choice, Evaluator, Outcome
 from memlint.plan.goal import HEADROOM, ORDERS, Question
 from memlint.plan.limits import hardware_of, limits_of
+from memlint.plan.paged import paged_outcome
 from memlint.plan.remedy import Remedy
 from memlint.plan.result import HardwareNeed, Limits, Plan, PlanReport, Step
 from memlint.plan.search import Accept, Search
@@ -113,7 +114,9 @@ class Planner:
             found = self._cheapest(accept)
             if found is not None:
                 return self._plan(*found)
-        return None
+        lowest = self._lowest()
+        paged = paged_outcome(question, self._try, lowest[1].remedies) if lowest is not None else None
+        return self._plan((), paged) if paged is not None else None
 
     def _cheapest(self, accept: Accept) -> tuple[Choice, Outcome] | None:
         found = self._search().cheapest(accept)
@@ -134,6 +137,8 @@ class Planner:
             return ()
         search = self._search(wide=best is not None and any(one.dimension == "tensor" for one in best.remedies))
         lowest = search.lowest()
+        if best is not None and lowest is not None and question.judge(lowest[1].estimate) == "oom":
+            return (best,)  # paged states: what needs less without them does not fit
         while lowest is not None and len(plans) < MOST_PLANS:
             last = plans[-1].estimate.highest_bytes if plans else question.estimate.highest_bytes
             floor = lowest[1].estimate.highest_bytes

@@ -250,3 +250,18 @@ def test_each_document_of_a_file_is_a_job(plan, tmp_path):
     assert json.loads(both)["peak"] == json.loads(alone)["peak"]
     code, _, err = plan("plan", "job.yaml", "--job", "3", "--target", "RTX-4090", "--offline")
     assert code == 2 and "job.yaml has 2 jobs, and no job 3" in err
+
+
+def test_states_that_page_are_the_last_resort(plan, tmp_path):
+    (tmp_path / "job.yaml").write_text(
+        "memlint: 1\nmodel: Qwen/Qwen3-8B\n"
+        "training: {precision: bf16, sequence_length: 1024, activation_checkpointing: full, loss: fused}\n"
+        "hardware: {target: 36GiB, host_memory: 17179869184}\n"
+    )
+    code, out, _ = plan("plan", "job.yaml", "--offline", "--output-format", "json")
+    report = json.loads(out)
+    (only,) = report["plans"]
+    assert (code, only["verdict"]) == (1, "tight")
+    assert only["steps"][-1]["name"] == "optimizer-paged-adamw-8bit"
+    states = only["peak"]["components"]["optimizer_states"]
+    assert only["peak"]["device_bytes"] - only["peak"]["low_bytes"] >= states, "the low end has them on the host"

@@ -135,13 +135,14 @@ class TestOptimizer:
     def test_from_free_to_risky(self):
         found = options.optimizers(job())
         names = [r.name.removeprefix("optimizer-") for r in found]
-        assert names == ["adamw-fused", "adamw-8bit", "adafactor", "lion-8bit", "paged-adamw-8bit"]
-        assert [r.cost.convergence for r in found] == ["none", "small", "risk", "risk", "small"]
-        assert [r.safe for r in found] == [True, False, False, False, False]
+        assert names == ["adamw-fused", "adamw-8bit", "adafactor", "lion-8bit"]
+        assert [r.cost.convergence for r in found] == ["none", "small", "risk", "risk"]
+        assert [r.safe for r in found] == [True, False, False, False]
 
-    def test_paged_states_cost_the_way_to_the_host(self):
-        (paged,) = [r for r in options.optimizers(job()) if "paged" in r.name]
-        assert paged.rank == {"optimizer": 1, "offload": 1}
+    def test_paged_states_are_for_what_has_whole_or_8_bit_ones(self):
+        paged = options.paged_states(job("training.optimizer=adamw-8bit"))
+        assert paged is not None and paged.rank == {"optimizer": 1, "offload": 1}
+        assert options.paged_states(job("training.optimizer=adafactor")) is None
 
     @pytest.mark.parametrize("name", ["sgd", "adafactor", "adamw-8bit", "lomo"])
     def test_light_ones_stay(self, name):
