@@ -64,7 +64,7 @@ SETUPS: dict[str, dict[str, Any]] = {
         "training.checkpointing.mode": "full",
     },
 }
-EAGER_ONLY = ("gemma2", "bloom", "deberta-v2", "openai-gpt", "roformer", "rembert")
+EAGER_ONLY = ("gemma2", "bloom", "deberta-v2", "openai-gpt", "roformer", "rembert", "mvp")
 
 
 UNCHECKPOINTED = ("albert", "openai-gpt", "ctrl")

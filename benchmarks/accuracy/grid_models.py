@@ -30,6 +30,7 @@ _DELTA: dict[str, Any] = {
         "mrope_section": [3, 3, 2],
     },
 }
+_LINEAR = ["linear_attention", "linear_attention", "full_attention", "linear_attention", "full_attention"]
 _MOE: dict[str, Any] = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 256}
 _ROUTED: dict[str, Any] = {
     "n_routed_experts": 8,
@@ -102,6 +103,44 @@ TYPES: dict[str, dict[str, Any]] = {
     "hyperclovax": {**TINY, "use_post_norm": True},
     "jais2": TINY,
     "nanochat": TINY,
+    "olmo_hybrid": {
+        **TINY,
+        "layer_types": _LINEAR,
+        "linear_num_key_heads": 4,
+        "linear_num_value_heads": 4,
+        "linear_key_head_dim": 64,
+        "linear_value_head_dim": 128,
+        "pad_token_id": 0,
+        "eos_token_id": 1,
+    },
+    "minimax": {
+        **TINY,
+        "num_local_experts": 8,
+        "num_experts_per_tok": 2,
+        "head_dim": 64,
+        "intermediate_size": 256,
+        "layer_types": _LINEAR,
+        "block_size": 128,
+    },
+    "zamba2": {
+        **TINY,
+        "num_hidden_layers": 7,
+        "num_key_value_heads": 8,
+        "layers_block_type": ["mamba", "mamba", "hybrid", "mamba", "hybrid", "mamba", "hybrid"],
+        "n_mamba_heads": 16,
+        "mamba_d_state": 64,
+        "chunk_size": 64,
+        "use_mem_rope": True,
+    },
+    "mellum": {**TINY, **_MOE, **_LOCAL, "mlp_layer_types": ["dense", *["sparse"] * 4]},
+    "modernbert-decoder": {
+        **_GPT,
+        "intermediate_size": 768,
+        "pad_token_id": 0,
+        "global_attn_every_n_layers": 2,
+        "local_attention": 128,
+    },
+    "persimmon": {**TINY, "intermediate_size": 2048},
     "openai-gpt": {"n_embd": 512, "n_layer": 5, "n_head": 8, "vocab_size": 8192},
     "ctrl": {"n_embd": 512, "n_layer": 5, "n_head": 8, "vocab_size": 8192, "dff": 2048},
 }
@@ -155,6 +194,7 @@ HEADED: dict[str, tuple[str, dict[str, Any]]] = {
     "t5": ("seq2seq-lm", _T5),
     "umt5": ("seq2seq-lm", _T5),
     "bart": ("seq2seq-lm", _BART),
+    "mvp": ("seq2seq-lm", _BART),
 }
 """model_type -> objective and small config."""
 

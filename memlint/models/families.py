@@ -21,12 +21,13 @@ FAMILIES: dict[str, tuple[str, ...]] = {
         "glm glm4 exaone4 nemotron seed_oss arcee hunyuan_v1_dense bitnet apertus hyperclovax jais2 nanochat"
     ),
     "gpt2": _names(
-        "gpt2 gpt_neo gpt_neox gptj gpt_bigcode opt bloom falcon phi mpt codegen gpt-sw3 openai-gpt biogpt xglm ctrl"
+        "gpt2 gpt_neo gpt_neox gptj gpt_bigcode opt bloom falcon phi mpt codegen gpt-sw3 openai-gpt biogpt xglm ctrl "
+        "modernbert-decoder persimmon"
     ),
     "moe": _names(
         "mixtral qwen2_moe qwen3_moe qwen3_vl_moe_text qwen3_omni_moe_text olmoe flex_olmo dbrx gpt_oss "
         "llama4_text glm4_moe glm4v_moe_text phimoe granitemoe granitemoeshared minimax_m2 ernie4_5_moe hunyuan_v1_moe "
-        "dots1 exaone_moe solar_open afmoe"
+        "dots1 exaone_moe solar_open afmoe mellum"
     ),
     "mla": _names(
         "deepseek_v2 deepseek_v3 deepseek_v32 kimi_k2 minicpm3 glm4_moe_lite glm_moe_dsa longcat_flash youtu mistral4"
@@ -64,14 +65,12 @@ FAMILIES: dict[str, tuple[str, ...]] = {
 
 NEAREST: dict[str, tuple[str, str]] = {
     "granite_swa": ("llama", "attention sinks are left out"),
-    "persimmon": ("llama", "its two-matrix feed-forward and biases are computed as Llama's"),
     "jetmoe": ("moe", "experts in attention are not modelled"),
     "sarvam_moe": ("moe", "shared experts and dense layers are computed as Mixtral's"),
     "granitemoe_swa": ("moe", "attention sinks are left out"),
     "cohere2_moe": ("moe", "its one norm a block is computed as two"),
     "mimo_v2_flash": ("moe", "layers of two attention widths are computed as one"),
     "diffllama": ("llama", "the second attention map is not modelled"),
-    "mellum": ("moe", "computed as a mixture of experts of the Qwen shape"),
     "minimax_m3_vl_text": ("moe", "sparse attention is computed as full attention"),
     "step3p5": ("moe", "computed as a mixture of experts of the Qwen shape"),
     "deepseek_v4": ("mla", "compressed attention and hyper-connections are not modelled"),

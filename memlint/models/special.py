@@ -53,6 +53,14 @@ def _zamba2(values: Values, stated: Mapping[str, Any]) -> None:
     values["layer_types"] = values.get("layers_block_type")
 
 
+def _olmo_hybrid(values: Values, stated: Mapping[str, Any]) -> None:
+    """OlmoHybridConfig: keys take three quarters of a head's share of the width, values twice as much."""
+    if values.get("linear_key_head_dim") is None:
+        values["linear_key_head_dim"] = int(0.75 * values["hidden_size"] / values["linear_num_key_heads"])
+    if values.get("linear_value_head_dim") is None:
+        values["linear_value_head_dim"] = 2 * values["linear_key_head_dim"]
+
+
 def _bailing_hybrid(values: Values, stated: Mapping[str, Any]) -> None:
     """The class reads head_dim for its linear layers before it sets head_dim to the rotary share."""
     values["linear_head_dim"] = stated.get("head_dim") or 128
@@ -195,6 +203,7 @@ AFTER: dict[str, Step] = {
     "dbrx": _dbrx,
     "mamba2": _mamba2,
     "nomic_bert": _nomic_bert,
+    "olmo_hybrid": _olmo_hybrid,
     "falcon_mamba": _falcon_mamba,
     "bailing_hybrid": _bailing_hybrid,
     "paligemma": _paligemma,

@@ -149,7 +149,7 @@ def test_whispers_source_is_its_audio_window_not_the_jobs_length() -> None:
 
 
 @pytest.mark.parametrize(
-    ("model_type", "head"), [("bert", "causal"), ("t5", "seqcls"), ("tapas", "mlm"), ("mvp", "seq2seq")]
+    ("model_type", "head"), [("bert", "causal"), ("t5", "seqcls"), ("tapas", "mlm"), ("longt5", "seq2seq")]
 )
 def test_what_is_not_modelled_is_refused(model_type: str, head: str) -> None:
     with pytest.raises(Unsupported, match="no memory model"):

@@ -76,8 +76,8 @@ def test_attention_layers_stand_where_the_config_puts_them() -> None:
 
 def test_a_hybrid_that_nobody_has_compared_is_refused() -> None:
     known = architecture(of_type("bamba")["config"])
-    other = type(known)(**{name: getattr(known, name) for name in known.__slots__} | {"model_type": "zamba2"})
-    with pytest.raises(Unsupported, match="zamba2"):
+    other = type(known)(**{name: getattr(known, name) for name in known.__slots__} | {"model_type": "zamba"})
+    with pytest.raises(Unsupported, match="zamba"):
         run_step(TrainingJob(model="tiny", architecture=other))
 
 

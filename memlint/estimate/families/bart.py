@@ -1,6 +1,7 @@
 """BART and its kin: norms after (bart, marian) or before (mbart, pegasus) the branches, a decoder over encoder states.
 
-Sources: transformers 5.24 models/{bart,mbart,pegasus,marian,plbart,blenderbot,blenderbot_small,m2m_100}/modeling_*.py.
+Sources: transformers 5.24 models/<type>/modeling_*.py of bart, mbart, pegasus, marian, plbart, mvp, blenderbot,
+blenderbot_small and m2m_100.
 """
 
 from __future__ import annotations
@@ -32,6 +33,10 @@ UNNORMED = ("pegasus", "marian", "blenderbot", "m2m_100")
 
 BUFFERED = ("m2m_100",)
 """Positions are looked up in a buffer, for each token by its place; logits have no bias of their own."""
+
+
+EAGER = ("mvp",)
+"""Types whose class takes no attention but its own."""
 
 
 class Attention:
@@ -185,6 +190,8 @@ class Model:
 
     def __init__(self, a: Architecture, b: Build, env: Env) -> None:
         self.env = env
+        if a.model_type in EAGER:
+            env.attention = "eager"
         rows = b.training.vocab_size or a.vocab_size
         self.shared = b.embedding("model.shared", rows, a.hidden_size)
         self.encoder = Side(a, b, env, "encoder")

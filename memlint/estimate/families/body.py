@@ -51,6 +51,8 @@ class Body:
         }
         dtype = "fp32" if self.shape.rope_fp32 else x.dtype
         env.state["rope"] = rotary_tables(f, length, self.rotary, dtype, rows if self.shape.rope_rows else 1)
+        if self.shape.local_rope and len(env.state["masks"]) > 1:
+            env.state["rope:sliding"] = rotary_tables(f, length, self.rotary, dtype)
 
     def body(self, f: Tape, x: Tensor, batch: Batch) -> Tensor:
         """Layers and final norm over embedded inputs x [B, S, H]."""

@@ -18,6 +18,7 @@ MODULES = {
     "mt5": "t5",
     "umt5": "umt5",
     "bart": "bart",
+    "mvp": "bart",
     "mbart": "bart",
     "pegasus": "bart",
     "marian": "bart",

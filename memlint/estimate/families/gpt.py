@@ -24,6 +24,8 @@ MODULES = {
     "biogpt": "fairseq_decoders",
     "openai-gpt": "early_gpt",
     "ctrl": "early_gpt",
+    "modernbert-decoder": "modernbert_decoder",
+    "persimmon": "persimmon",
 }
 """model_type -> module of this package that holds its ``Model``; modules load on first use."""
 

@@ -75,6 +75,9 @@ TYPES: dict[str, Hybrid] = {
 TYPES["qwen3_5_text"] = TYPES["qwen3_5_moe_text"] = TYPES["qwen3_next"]
 """model_type -> hybrid."""
 
+MODULES = {"olmo_hybrid": "olmo_hybrid", "minimax": "minimax", "zamba2": "zamba2"}
+"""Types whose model stands in a module of its own; it loads on first use."""
+
 DELTA = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
 """Types whose linear attention is the gated delta rule."""
 
@@ -291,6 +294,13 @@ def build_hybrid(job: TrainingJob, build: Build, env: Env) -> Any:
         from memlint.estimate.families.decoder import DecoderModel
 
         return DecoderModel(job, build, env, lfm2.Model)
+    if job.architecture.model_type in MODULES:
+        from importlib import import_module
+
+        from memlint.estimate.families.decoder import DecoderModel
+
+        module = import_module(f"memlint.estimate.families.{MODULES[job.architecture.model_type]}")
+        return DecoderModel(job, build, env, module.Model)
     if job.architecture.model_type == "nemotron_h":
         from memlint.estimate.families.mamba import FloatLogits
 

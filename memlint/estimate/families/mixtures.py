@@ -79,6 +79,7 @@ TYPES: dict[str, Mixture] = {
         sparse=qwen_sparse,
     ),
     "qwen3_moe": Mixture(shape=Shape(qk_norm="head", mlp_bias=False), sparse=qwen_sparse),
+    "mellum": Mixture(shape=Shape(qk_norm="head", mlp_bias=False, local_rope=True), sparse=_listed),
     "qwen3_vl_moe_text": Mixture(
         shape=Shape(qk_norm="head", mlp_bias=False, rope_rows=True), normalise=True, sparse=qwen_sparse
     ),

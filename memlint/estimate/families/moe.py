@@ -38,7 +38,7 @@ from memlint.estimate.stack import Stack
 from memlint.models.architecture import Architecture
 from memlint.models.traits import EXPERT_MODULES
 
-NORMALISING = ("qwen3_next", "qwen3_5_moe_text", "lfm2_moe")
+NORMALISING = ("qwen3_next", "qwen3_5_moe_text", "lfm2_moe", "mellum")
 """Types whose class defaults divide the chosen weights by their sum."""
 
 
@@ -260,6 +260,9 @@ class Model(Body):
         layers = [(kind, m.sparse is None or m.sparse(a, i)) for i, kind in enumerate(self.kinds)]
         self.layers = Stack(b, layers, lambda build, kind, index: Block(a, build, kind, index, env))
         self.finish(b, int((a.get("head_dim") or a.hidden_size // a.get("num_attention_heads")) * partial_rotary(a)))
+        if m.shape.local_rope and len(set(self.kinds)) > 1:
+            b.buffer(self.rotary // 2 * 4)
+            b.buffer(self.rotary // 2 * 4)
 
 
 def body_of(a: Architecture) -> Callable[[Architecture, Build, Env], Any]:
