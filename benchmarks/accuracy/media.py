@@ -122,8 +122,25 @@ def gemma3n() -> Given:
     return {"pixel_values": torch.empty(ROWS, 3, 768, 768, device="cuda")}, unchecked(module_of("gemma3n"))
 
 
+def gemma4_unified() -> Given:
+    """One square image a row: 256 of its 280 merged patches are its own."""
+    module = module_of("gemma4_unified")
+    tokens = ROWS * 256
+
+    def counts(x: torch.Tensor, mask: torch.Tensor) -> tuple[int, int]:
+        return (tokens * x.shape[-1], 3) if mask.shape == x.shape else (tokens, 2)
+
+    given = {
+        "pixel_values": torch.empty(ROWS, 280, 3 * 48**2, device="cuda"),
+        "image_position_ids": ids(ROWS, 280, 2),
+        "mm_token_type_ids": ids(ROWS, LENGTH),
+    }
+    return given, [*unchecked(module), chosen(counts), (fake(), "tolist", lambda tensor: [256] * ROWS)]
+
+
 GIVEN: dict[str, Callable[[], Given]] = {
     "gemma3n": gemma3n,
+    "gemma4_unified": gemma4_unified,
     "lfm2_vl": lfm2_vl,
     "qwen2_audio": qwen2_audio,
     "voxtral": voxtral,

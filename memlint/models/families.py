@@ -55,7 +55,7 @@ FAMILIES: dict[str, tuple[str, ...]] = {
     ),
     "vision-language": _names(
         "qwen2_vl qwen2_5_vl qwen3_vl qwen3_vl_moe qwen3_5 qwen3_5_moe llava llava_next llava_onevision "
-        "llava_next_video idefics2 idefics3 smolvlm paligemma gemma3 gemma3n gemma4 mllama internvl "
+        "llava_next_video idefics2 idefics3 smolvlm paligemma gemma3 gemma3n gemma4 gemma4_unified mllama internvl "
         "mistral3 llama4 glm4v glm46v glm4v_moe aya_vision cohere2_vision kimi_k25 video_llava vipllava "
         "got_ocr2 pixtral ovis2 deepseek_vl fuyu aria ernie4_5_vl_moe blip-2 instructblip lfm2_vl "
         "minimax_m3_vl step3p7 voxtral qwen2_audio qwen2_5_omni qwen2_5_omni_thinker qwen3_omni_moe "

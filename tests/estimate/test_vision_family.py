@@ -123,6 +123,19 @@ def test_gemma3ns_image_tower_has_the_parameters_of_timms() -> None:
     assert sum(record.numel for record in records if ".timm_model." in record.name) == 294_126_912
 
 
+def test_a_pooling_head_that_image_tokens_replace_is_there_and_never_trained() -> None:
+    config = {
+        **CONFIGS["aya_vision"],
+        "vision_config": {**CONFIGS["aya_vision"]["vision_config"], "vision_use_head": True},
+    }
+    architecture = read_config(config)
+    assert isinstance(architecture, Architecture), architecture
+    step = run_step(replace_fields(job("aya_vision"), {"architecture": architecture}), (8, 0))
+    heads = [record for record in step.build.records if ".head." in record.name]
+    assert heads and all(record.idle for record in heads)
+    assert peak(step) == pytest.approx(304884224, rel=0.0001)
+
+
 def test_without_freezing_all_linear_layers_of_the_tower_get_adapters() -> None:
     step = run_step(job("qwen2_vl", SETUPS["lora"]))
     assert any(name.startswith("model.visual.blocks.") for name in names(step))

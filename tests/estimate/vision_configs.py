@@ -69,6 +69,7 @@ _DELTA: dict[str, Any] = {
 }
 _CLIP = {"model_type": "clip_vision_model"}
 _SIGLIP = {"model_type": "siglip_vision_model", "vision_use_head": False}
+_COHERE = {"model_type": "cohere2", "head_dim": 64, "sliding_window": 256, "layer_types": _LOCAL}
 _SIGLIP2: dict[str, Any] = {
     "model_type": "siglip2_vision_model",
     "hidden_size": 256,
@@ -262,6 +263,23 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "vision_config": {},
         "audio_config": {"hidden_size": 256, "conf_num_attention_heads": 4, "conf_num_hidden_layers": 2},
     },
+    "aya_vision": _joined("aya_vision", _COHERE, _SIGLIP, tie=True, alignment_intermediate_size=1024),
+    "cohere2_vision": _joined("cohere2_vision", _COHERE, _SIGLIP, tie=True, alignment_intermediate_size=1024),
+    "gemma4_unified": {
+        "model_type": "gemma4_unified",
+        "tie_word_embeddings": True,
+        "text_config": {
+            **TEXT,
+            "num_hidden_layers": 6,
+            "tie_word_embeddings": True,
+            "head_dim": 64,
+            "global_head_dim": 128,
+            "sliding_window": 256,
+            "layer_types": ["sliding_attention", "full_attention"] * 3,
+        },
+        "vision_config": {"mm_embed_dim": 384, "mm_posemb_size": 256, "output_proj_dims": 384},
+        "audio_config": {"audio_embed_dim": 128},
+    },
     "qwen2_audio": {
         "model_type": "qwen2_audio",
         "text_config": {**TEXT, "model_type": "qwen2"},
@@ -355,6 +373,9 @@ PIXELS = {
 FIXED = 224**2
 
 PEAKS: dict[str, dict[str, int]] = {
+    "aya_vision": {"bf16": 303305216, "autocast": 431613952, "checkpointing": 168525312, "lora": 388608512},
+    "cohere2_vision": {"bf16": 303304192, "autocast": 431608832, "checkpointing": 168524288, "lora": 388607488},
+    "gemma4_unified": {"bf16": 488097280, "autocast": 609404928, "checkpointing": 214067712, "lora": 500492800},
     "gemma3n": {"bf16": 11596228096, "autocast": 19565165568, "checkpointing": 11222760448, "lora": 1220280320},
     "glm4v": {"bf16": 376806912, "autocast": 516128768, "checkpointing": 184586752, "lora": 419322368},
     "glm4v_moe": {"bf16": 361047552, "autocast": 531750912, "checkpointing": 195654144},

@@ -1,8 +1,9 @@
-"""What stands between an image tower and the language model: LLaVA(-NeXT), PaliGemma, Gemma 3, Idefics3, InternVL.
+"""What stands between an image tower and the language model: LLaVA(-NeXT), PaliGemma, Gemma 3, Idefics3, InternVL, Aya
+Vision, Command A Vision.
 
 Each class is a tower with its projector: pixels -> image tokens.
-Sources: transformers 5.24 models/{llava,llava_next,paligemma,gemma3,idefics3,smolvlm,internvl}/modeling_*.py; the
-numbers of tiles from their image processors.
+Sources: transformers 5.24 models/<type>/modeling_*.py of llava, llava_next, paligemma, gemma3, idefics3, smolvlm,
+internvl, aya_vision and cohere2_vision; the numbers of tiles from their image processors.
 """
 
 from __future__ import annotations
@@ -16,11 +17,13 @@ from memlint.estimate.env import Env
 from memlint.estimate.errors import Unsupported
 from memlint.estimate.families.norms import Norm
 from memlint.estimate.families.pieces import LayerNorm
-from memlint.estimate.families.vision_tower import KINDS, Tower
+from memlint.estimate.families.pooling_head import PoolingHead
+from memlint.estimate.families.vision_tower import KINDS, Tower, Unreached
 from memlint.estimate.ops.activations import activate
-from memlint.estimate.ops.basic import cast, cat, copy, slice_of
+from memlint.estimate.ops.basic import cast, cat, copy, mul, slice_of
 from memlint.estimate.ops.images import pooled, stacked
 from memlint.estimate.ops.linear import matmul
+from memlint.estimate.ops.views import split
 from memlint.models.architecture import Architecture
 
 Tokens = tuple[Tensor, list[Tensor], list[Any]]
@@ -33,7 +36,11 @@ class Projected:
         if a.model_type not in KINDS:
             raise Unsupported(f"no memory model for an image tower of type `{a.model_type}` yet")
         self.whole, self.env = whole, env
-        self.tower = Tower(a, b, env, f"model.{name}", self.used(whole, a))
+        self.tower = Tower(a, b, env, f"model.{name}", self.used(whole, a), bare=self.bare(whole, a))
+        idle, b.idle = b.idle, True
+        heads = a.model_type == "siglip_vision_model" and a.get("vision_use_head", True)
+        self.head = PoolingHead(a, b, f"model.{name}.head") if heads else None
+        b.idle = idle
         self.width = a.hidden_size
         text: Any = whole.config["text_config"]
         self.out = int(text["hidden_size"])
@@ -41,6 +48,10 @@ class Projected:
     def used(self, whole: Architecture, a: Architecture) -> int | None:
         """Layers of the tower that have a part in the result; None: all."""
         return None
+
+    def bare(self, whole: Architecture, a: Architecture) -> bool:
+        """Whether the last layer's output is taken before the norm behind it."""
+        return False
 
     def tiles(self, pixels: int | None) -> int:
         """Squares that the processor makes of one image."""
@@ -55,6 +66,12 @@ class Projected:
         """The tower's hidden states, and what the outputs hold."""
         x, held = self.tower(f, pixels)
         self.env.release()
+        if self.head is not None:
+            # pooler_output, which the image's tokens replace.
+            mark = len(f.nodes)
+            vector = self.head(f, x)
+            Unreached(f.nodes[mark:])
+            del f.nodes[mark:], vector
         return x, [x, *held]
 
 
@@ -81,6 +98,10 @@ class Llava(Projected):
         if not isinstance(layer, int):
             raise Unsupported("no memory model for features of several layers of the image tower yet")
         return a.num_hidden_layers + 1 + layer if layer < 0 else layer
+
+    def bare(self, whole: Architecture, a: Architecture) -> bool:
+        """hidden_states[-1] is what the last layer gives."""
+        return self.used(whole, a) == a.num_hidden_layers
 
     def projected(self, f: Tape, x: Tensor) -> Tensor:
         """LlavaMultiModalProjector."""
@@ -233,4 +254,43 @@ class InternVl(Projected):
         tokens = self.first(f, tokens)
         tokens = activate(f, tokens, self.act)
         tokens = self.second(f, tokens)
+        return tokens, [], [tokens, *held]
+
+
+class Gated(InternVl):
+    """Aya Vision and Command A Vision: pixel shuffle, a norm in the former, and a gated pair of matrices."""
+
+    def __init__(self, whole: Architecture, a: Architecture, b: Build, env: Env, name: str) -> None:
+        Projected.__init__(self, whole, a, b, env, name)
+        self.factor = int(whole.get("downsample_factor", 2))
+        wide, at = self.width * self.factor**2, "model.multi_modal_projector"
+        aya = whole.model_type == "aya_vision"
+        self.shuffled_norm = LayerNorm(b, f"{at}.layernorm", wide) if aya else None
+        inner = int(whole.get("alignment_intermediate_size", self.out))
+        self.first = b.linear(f"{at}.linear_1", wide, inner, True)
+        self.second = b.linear(f"{at}.linear_2", inner // 2, self.out, True)
+
+    def used(self, whole: Architecture, a: Architecture) -> int | None:
+        """See Projected; Aya Vision's is a layer that its config names."""
+        layer = whole.get("vision_feature_layer", -1) if whole.model_type == "aya_vision" else -1
+        if not isinstance(layer, int):
+            raise Unsupported("no memory model for features of several layers of the image tower yet")
+        return a.num_hidden_layers + 1 + layer if layer < 0 else layer
+
+    def bare(self, whole: Architecture, a: Architecture) -> bool:
+        """hidden_states[-1] of a SigLIP is not normed."""
+        return whole.model_type == "aya_vision" and self.used(whole, a) == a.num_hidden_layers
+
+    def __call__(self, f: Tape, pixels: Tensor, images: int, size: int | None) -> Tokens:
+        """See Llava."""
+        x, held = self.states(f, pixels)
+        rows, count, _ = x.shape
+        x = copy(f, x, (rows, count // self.factor**2, self.width * self.factor**2))
+        x = self.shuffled_norm(f, x) if self.shuffled_norm is not None else copy(f, x)
+        tokens = self.first(f, x)
+        half = (*tokens.shape[:-1], tokens.shape[-1] // 2)
+        value, gate = split(f, tokens, half, half)
+        tokens = mul(f, activate(f, gate, "silu"), value)
+        tokens = self.second(f, tokens)
+        del value, gate
         return tokens, [], [tokens, *held]

@@ -46,6 +46,8 @@ TOWERS: dict[str, tuple[str, str, str, str]] = {
     "mllama": ("mllama_vision", "Tower", "vision_model", "language_model"),
     "mistral3": ("pixtral", "Tower", "vision_tower", "language_model"),
     "llama4": ("llama4_vision", "Tower", "vision_model", "language_model"),
+    "aya_vision": ("image_projectors", "Gated", "vision_tower", "language_model"),
+    "cohere2_vision": ("image_projectors", "Gated", "vision_tower", "language_model"),
     "internvl": ("image_projectors", "InternVl", "vision_tower", "language_model"),
     "glm4v": ("glm4v_vision", "Tower", "visual", "language_model"),
     "glm46v": ("glm4v_vision", "Tower", "visual", "language_model"),
@@ -55,6 +57,7 @@ TOWERS: dict[str, tuple[str, str, str, str]] = {
     "voxtral": ("audio_towers", "Voxtral", "audio_tower", "language_model"),
     "gemma3n": ("gemma3n_towers", "Tower", "vision_tower", "language_model"),
     "gemma4": ("gemma4_towers", "Tower", "vision_tower", "language_model"),
+    "gemma4_unified": ("gemma4_unified", "Tower", "embed_vision", "language_model"),
 }
 """model_type -> module of this package and class of its tower; names of tower and language model under ``model``. With
 the tower's own type behind a colon where a type takes several.
@@ -63,7 +66,7 @@ the tower's own type behind a colon where a type takes several.
 AUDIO = ("qwen2_audio", "voxtral")
 """Types whose tower hears instead of sees."""
 
-UNCACHED = ("idefics3", "smolvlm", "llava_next", "mistral3", "llama4", "gemma4")
+UNCACHED = ("idefics3", "smolvlm", "llava_next", "mistral3", "llama4", "gemma4", "gemma4_unified")
 CACHED = tuple(kind for kind in TOWERS if kind not in UNCACHED)
 """Types whose language model makes a key-value cache in training too: trainers set ``use_cache`` of the outer config to
 False, but these read the inner one's, which is true unless a checkpoint says otherwise. Checkpointing turns it off. The
@@ -211,7 +214,10 @@ class VisionLanguageModel(DecoderModel):
             from memlint.estimate.families.audio_towers import Qwen2AudioHead
 
             return Qwen2AudioHead(a, self.build, body.embed)
-        return super()._language_head(a, body)
+        head = super()._language_head(a, body)
+        # Cohere's image models leave their language model's logit_scale out.
+        head.scaled = head.scaled and self.kind not in ("aya_vision", "cohere2_vision")
+        return head
 
     def batch(self, f: Tape) -> Batch:
         """ids, labels, mask as a decoder has them, and pixel values, in fp32 unless the tower says otherwise."""

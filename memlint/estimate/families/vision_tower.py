@@ -162,8 +162,12 @@ class Tower:
     the last layer but one).
     """
 
-    def __init__(self, a: Architecture, b: Build, env: Env, name: str, used: int | None = None) -> None:
+    def __init__(
+        self, a: Architecture, b: Build, env: Env, name: str, used: int | None = None, *, bare: bool = False
+    ) -> None:
         self.a, self.env = a, env
+        self.bare = bare
+        """The result is the last layer's output as it is; the norm behind it runs, but gets no gradients."""
         kind = self.kind = KINDS[a.model_type]
         h = a.hidden_size
         image, patch = side_of(a.get("image_size")), side_of(a.get("patch_size"))
@@ -193,7 +197,7 @@ class Tower:
         depth = a.num_hidden_layers
         used = depth if used is None else used
         self.layers = self._stack(b, f"{name}.{kind.layers}", used, 0)
-        idle, b.idle = b.idle, b.idle or used < depth
+        idle, b.idle = b.idle, b.idle or used < depth or bare
         self.rest = self._stack(b, f"{name}.{kind.layers}", depth - used, used) if used < depth else None
         self.last_norm = LayerNorm(b, f"{name}.{kind.last_norm}", h) if kind.last_norm is not None else None
         b.idle = idle
@@ -243,6 +247,10 @@ class Tower:
                 last = self.last_norm(f, last)
             # Nothing leads backward through these layers: their graph lives as long as the outputs that hold it.
             held = [last, Unreached(f.nodes[mark:])]
+            del f.nodes[mark:]
+        elif self.last_norm is not None and self.bare:
+            mark = len(f.nodes)
+            held = [self.last_norm(f, x), Unreached(f.nodes[mark:])]
             del f.nodes[mark:]
         elif self.last_norm is not None:
             x = self.last_norm(f, x)
