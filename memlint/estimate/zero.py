@@ -155,8 +155,8 @@ class Zero:
             return
         self.held = None
         self.filled += elements
-        # Among equal layers, of which one is run for all, the bucket may be full at any of them.
-        if self.filled > self.capacity or f.pool.repeat is not None:
+        # Among equal layers, of which one is run for all, a bucket smaller than the model may be full at any of them.
+        if self.filled > self.capacity or (f.pool.repeat is not None and self.capacity < self.trainable):
             self.filled = elements
             f.pool.touch(self.copied * DTYPE_BYTES[self.reduce], COMMUNICATION)
 
@@ -179,7 +179,10 @@ class Zero:
             for leaf in leaves:
                 leaf.grad = None
             f.pool.add(part - resting, GRADIENTS)
-        elif self.partition is not None and not self.accumulates:
+        else:
+            self.held = None
+            f.pool.touch(self.copied * DTYPE_BYTES[self.reduce], COMMUNICATION)
+        if self.partition is not None and not self.accumulates:
             f.kept.append(self.partition)
         self.held = self.bucket = self.buffer = self.partition = None
         self.filled = 0

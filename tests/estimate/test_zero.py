@@ -62,6 +62,14 @@ class TestReduceBucket:
         assert more == pytest.approx(2 * 50 * MILLION, abs=1024)
         assert phases(step(3, overlap_comm=True)) == phases(step(3, overlap_comm=False))
 
+    @pytest.mark.parametrize("stage", [1, 2, 3])
+    @pytest.mark.parametrize("elements", [1000, MILLION, 5 * MILLION, 100 * MILLION])
+    def test_one_layer_stands_for_all_wherever_the_bucket_is_full(self, stage: int, elements: int) -> None:
+        fields = {"parallelism.strategy": f"zero{stage}", "training.precision": HALF, "training.sequence_length": 64}
+        made = job({**fields, **SIZES, "parallelism.reduce_bucket_elements": elements}, **LARGE)
+        quick, whole = (run_step(made, None, world=8, full=full) for full in (False, True))
+        assert quick.timeline == whole.timeline
+
     def test_gradients_that_wait_take_its_place_without_it(self) -> None:
         with_it, without = (step(2, contiguous_gradients=on) for on in (True, False))
         assert communication(without, "backward") == communication(with_it, "backward")
