@@ -55,6 +55,10 @@ def main() -> int:
             from benchmarks.accuracy.grid_tables import grid_tables
 
             lines += ["## Against our own trace, over a grid of types and setups", "", *grid_tables(grid)]
+        if options.docs:
+            from benchmarks.accuracy.grid_quantised import quantised_tables
+
+            lines += quantised_tables()
         if options.objectives:
             from benchmarks.objectives.tables import objective_tables
 

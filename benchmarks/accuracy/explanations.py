@@ -37,7 +37,8 @@ _ROWS: dict[str, str] = {
     "axolotl-009": "the README says `about`; 0.3 GiB below the interval, and the release that printed it is not stated",
     "axolotl-021": "a table of peak VRAM of the whole process, printed in March 2026 under transformers 5.3 or older, whose "
     "loader may hold the whole model in half precision, 51.8 GiB, before it quantises (memlint/estimate/loading.py): the "
-    "high end of the interval. The step itself needs half of it",
+    "high end of the interval. The step itself needs half of it: traced in transformers', peft's and bitsandbytes' own "
+    "code (grid_quantised.jsonl, with adapters on every linear layer and whole logits) it peaks at 24.1 GiB",
     "axolotl-001": "the README says `about`; the prediction takes the nearest known activation for xIELU",
     "axoold-001": "README of July 2023, `about 17 GB`; versions of transformers, peft and xformers are not stated",
     "hfdoc-001": "the driver's figure on a V100 with eager kernel loading: the page itself gives 1343 MiB for the "

@@ -67,9 +67,9 @@ def compare_grid(path: str) -> list[Compared]:
 def grid_tables(path: str) -> list[str]:
     """Errors by family, by setup and by model type, and the worst points."""
     found = compare_grid(path)
-    lines = _by("family", found, lambda point: point.family)
-    lines += _by("setup", found, lambda point: point.setup.rpartition(" b")[0] or point.setup)
-    lines += _by("model type", found, lambda point: point.name)
+    lines = by("family", found, lambda point: point.family)
+    lines += by("setup", found, lambda point: point.setup.rpartition(" b")[0] or point.setup)
+    lines += by("model type", found, lambda point: point.name)
     worst = sorted(found, key=lambda point: -abs(point.error))[:10]
     lines += ["The worst points:", ""]
     rows = [(p.name, p.setup, f"{p.error:+.2%}", f"{p.phase}, {p.traced_phase}") for p in worst]
@@ -77,7 +77,8 @@ def grid_tables(path: str) -> list[str]:
     return [*lines, REENTRANT, ""]
 
 
-def _by(head: str, found: list[Compared], key: Callable[[Compared], str]) -> list[str]:
+def by(head: str, found: list[Compared], key: Callable[[Compared], str]) -> list[str]:
+    """A table of errors, all points first, then grouped by ``key``."""
     groups: dict[str, list[Compared]] = {"all": found}
     for point in found:
         groups.setdefault(key(point), []).append(point)

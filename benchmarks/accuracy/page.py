@@ -17,6 +17,8 @@ Written by `python -m benchmarks.accuracy` on {date} with memlint {version}; do 
   5.24). They hold every tensor that autograd keeps, so the simulation is compared with them to the byte.
 * **The grid**: small models of the types named, and published ones at their own size, in sixteen setups each, traced
   likewise (`python -m benchmarks.accuracy.grid`; every third and fifth point, more of the published).
+* **QLoRA and LLM.int8()**: the same over bitsandbytes' own layers and operators
+  (`python -m benchmarks.accuracy.grid_quantised`): ten types in up to twenty-one setups, and published models.
 * **Real trainers**: `compute_loss` of TRL's trainers, and LLaMA-Factory's own losses, run on fake tensors
   (`python -m benchmarks.objectives`): two layers of llama, qwen2 and gpt2, full and with LoRA, with and without
   checkpointing, in fp32, bf16 and under autocast, references copied, switched off or precomputed.

@@ -84,7 +84,7 @@ def replay(tape: Tape, node: Node) -> list[Tensor | None]:
         held = (out, node.grad)
     del out, inputs
     if limit is not None:
-        # Saved tensors have gone to the hooks of the first run: nothing holds the second run's graph, nor what its nodes
+        # Saved tensors have gone to the first run's hooks: nothing holds the second run's graph, nor what its nodes
         # hold in attributes.
         tape.release()
     if ahead is not None:

@@ -89,6 +89,7 @@ def chunk_loop(
     """The recurrence over chunks: -> the output [b, h, c, l, v], and what the caller's frame still holds.
 
     ``strided``: a chunk of query or key has to be copied for its product, and the copy is kept instead of the whole.
+    Autocast's half copies are dense.
     """
     b, h, chunks, length, width = values.shape
     state: Shape = (b, h, query.shape[-1], width)
@@ -111,7 +112,7 @@ def chunk_loop(
         # Beside a first state without gradient its two factors are not kept.
         final -= 2 * wide
         whole = ()
-    if strided:
+    elif strided:
         pair += 2 * rounded(4 * (prod(part) // width) * query.shape[-1])
         whole = (decayed, inner)
     if chunks == 1:

@@ -6,7 +6,6 @@ from memlint.estimate.engine.pool import GRADIENTS, TEMPORARIES
 from memlint.estimate.engine.tape import Leaf, Node, Tape, Tensor
 from memlint.estimate.ops.basic import cast, copy
 
-
 _CAST = ("fp32", "fp16", "bf16")
 """What autocast casts (autocast_mode.h is_eligible: floating point, not fp64)."""
 

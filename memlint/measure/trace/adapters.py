@@ -47,7 +47,7 @@ def checkpoint_layers(model: Any, settings: TraceSettings) -> None:
 
 def freeze(model: Any, settings: TraceSettings, layers: int) -> None:
     """Switch off the gradient of what the job does not train."""
-    if settings.four_bit:
+    if settings.quantised is not None:
         return  # quantising froze everything
     last = settings.train_last
     chosen = last is not None or bool(settings.train_only)

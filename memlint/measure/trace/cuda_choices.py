@@ -13,6 +13,7 @@ from typing import Any
 from unittest import mock
 
 import torch
+from torch._subclasses import FakeTensorMode
 
 from memlint.measure.trace.recorder import Recorder
 
@@ -50,9 +51,15 @@ def cuda_choices(recorder: Recorder, *, padding: bool = False) -> Iterator[None]
             if name.startswith("torch.optim.") and hasattr(module, "_get_value"):
                 put(module, "_get_value", _number)
         put(torch.nn.Module, "_apply", _apply)
+        # A copied fake tensor would belong to a copy of its mode, and each view of it would have a storage of its own.
+        stack.enter_context(mock.patch.object(FakeTensorMode, "__deepcopy__", _itself, create=True))
         put(import_utils, "is_fake_tensor", lambda value: False)
         put(masking_utils, "fast_all", lambda tensor: not padding)
         yield
+
+
+def _itself(mode: Any, memo: Any) -> Any:
+    return mode
 
 
 def _apply(self: torch.nn.Module, fn: Any, recurse: bool = True) -> torch.nn.Module:

@@ -11,7 +11,7 @@ from memlint.estimate.result import COMPONENTS, Estimate, PhasePeak
 from memlint.hardware.target import Target
 from memlint.job import Checkpointing, Lora, TrainingJob
 from memlint.measure.trace.result import TraceResult
-from memlint.measure.trace.settings import LoraSettings, TraceSettings
+from memlint.measure.trace.settings import DEFAULT_SKIP, LoraSettings, TraceSettings
 
 HEADS = {
     "causal-lm": "causal",
@@ -131,7 +131,7 @@ def settings_of(job: TrainingJob, world: int) -> TraceSettings:
     """Translate a job for the tracer. Raises UserError for what it cannot follow."""
     training, precision = job.training, job.training.precision
     _refuse(job)
-    quantized = training.quantization if training.method == "qlora" else None
+    quantized = training.quantization
     batch, seq = training.micro_batch_size, training.sequence_length
     if training.varlen:
         batch, seq = 1, batch * seq
@@ -152,10 +152,10 @@ def settings_of(job: TrainingJob, world: int) -> TraceSettings:
         max_grad_norm=training.max_grad_norm,
         accumulation=training.gradient_accumulation_steps,
         lora=_lora(training.lora or Lora()) if training.method in ("lora", "qlora") else None,
-        four_bit=quantized is not None,
+        quantised=quantized.type if quantized is not None else None,
         double_quant=quantized.double_quant if quantized is not None else True,
         kbit_preparation=quantized.kbit_preparation if quantized is not None else False,
-        skip_quantization=quantized.skip if quantized is not None else (),
+        skip_quantization=quantized.skip if quantized is not None else DEFAULT_SKIP,
         freeze=training.freeze,
         train_last=training.trainable_layers if training.method == "freeze" else None,
         train_only=training.trainable_patterns if training.method == "freeze" else (),
@@ -163,6 +163,9 @@ def settings_of(job: TrainingJob, world: int) -> TraceSettings:
         reshard_after_forward=job.parallelism.reshard_after_forward,
     )
 
+
+QUANTISED = ("nf4", "fp4", "int8")
+"""What bitsandbytes stores."""
 
 SHARDED = ("fsdp", "fsdp2", "hsdp")
 
@@ -188,15 +191,20 @@ def _lora(lora: Lora) -> LoraSettings:
 def _refuse(job: TrainingJob) -> None:
     """Name the first setting that no trace follows."""
     training, parallelism = job.training, job.parallelism
-    precision = training.precision
+    precision, quantization = training.precision, training.quantization
     trained = precision.trainable_weights or precision.weights
     checks: tuple[tuple[bool, str, Any], ...] = (
         (training.objective not in HEADS, "training.objective", training.objective),
         (training.method not in ("full", "lora", "qlora", "freeze"), "training.method", training.method),
         (
-            training.method == "qlora" and training.quantization is not None and training.quantization.bits != 4,
-            "training.quantization.bits",
-            training.quantization.bits if training.quantization else None,
+            quantization is not None and quantization.type not in QUANTISED,
+            "training.quantization.type",
+            quantization.type if quantization is not None else None,
+        ),
+        (
+            quantization is not None and quantization.experts == "fused",
+            "training.quantization.experts",
+            "fused",
         ),
         (training.loss != "standard", "training.loss", training.loss),
         (bool(training.liger), "training.liger", ", ".join(training.liger)),

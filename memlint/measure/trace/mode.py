@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -16,8 +17,12 @@ from memlint.measure.trace.recorder import Recorder
 class RecordingMode(TorchDispatchMode):  # type: ignore[misc]
     """Run each operator and hand its outputs to a :class:`Recorder`."""
 
-    def __init__(self, recorder: Recorder, *, padding: bool = False) -> None:
+    def __init__(
+        self, recorder: Recorder, *, padding: bool = False, kernels: Mapping[str, Callable[..., Any]] | None = None
+    ) -> None:
         super().__init__()
+        self.kernels = kernels or {}
+        """bitsandbytes' operators, run as the Python they are written in (see :mod:`.bnb_kernels`)."""
         self.recorder = recorder
         self.padding = padding
         self.threads: set[int] = set()
@@ -37,6 +42,14 @@ class RecordingMode(TorchDispatchMode):  # type: ignore[misc]
             # given as a Python list is moved to a device that does not exist.
             self.threads.add(threading.get_ident())
             torch._C._set_only_lift_cpu_tensors(True)
+        if self.kernels and func.namespace == "bitsandbytes" and _short(func) in self.kernels:
+            # Below autograd, as a kernel runs; its own operators come back here.
+            with torch._C._AutoDispatchBelowAutograd(), self:
+                return self.kernels[_short(func)](*args, **kwargs)
+        if self.kernels and func is torch.ops.aten.is_nonzero.default:
+            # LLM.int8() asks whether a column holds a value above its threshold. Data decide: few of a layer's columns
+            # do, whose copies are small; the trace has none.
+            return False
         recorder = self.recorder
         if recorder.modules and torch.is_grad_enabled():
             paths = recorder.recomputed_paths if recorder.phase == "backward" else recorder.paths
@@ -49,6 +62,10 @@ class RecordingMode(TorchDispatchMode):  # type: ignore[misc]
             outputs = func(*args, **kwargs)
         recorder.observe(func._schema.name, outputs, args, kwargs)
         return outputs
+
+
+def _short(func: Any) -> str:
+    return str(func).partition(".")[2]
 
 
 def _accumulates_in_place(args: Any, kwargs: Any) -> bool:

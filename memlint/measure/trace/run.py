@@ -11,14 +11,15 @@ import torch
 from torch._subclasses import FakeTensorMode
 
 from memlint.measure.trace.adapters import add_lora, checkpoint_layers, freeze, keep_fp32, train_in
+from memlint.measure.trace.bnb_kernels import bnb_kernels
 from memlint.measure.trace.build import DTYPES, make_config, make_inputs, make_model
 from memlint.measure.trace.cuda_choices import cuda_choices
 from memlint.measure.trace.extend import choose_depths, extend, layer_kinds, shallow
-from memlint.measure.trace.four_bit import quantise
 from memlint.measure.trace.guard import install_idle_cuda
 from memlint.measure.trace.mode import RecordingMode
 from memlint.measure.trace.optimizers import OPTIMIZERS
 from memlint.measure.trace.phases import label, loss_phase, module_paths
+from memlint.measure.trace.quantised import quantise, statistics
 from memlint.measure.trace.recorder import Recorder
 from memlint.measure.trace.result import TraceResult, summarise
 from memlint.measure.trace.settings import TraceSettings
@@ -83,8 +84,9 @@ def _trace_once(
     with contextlib.ExitStack() as stack:
         stack.enter_context(cuda_choices(recorder, padding=settings.padding))
         mesh = stack.enter_context(fake_ranks(recorder, settings.shards)) if settings.shards > 1 else None
+        kernels = stack.enter_context(bnb_kernels()) if settings.quantised is not None else {}
         stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
-        stack.enter_context(RecordingMode(recorder, padding=settings.padding))
+        stack.enter_context(RecordingMode(recorder, padding=settings.padding, kernels=kernels))
         recorder.enter("build", 0)
         model, base, elements = _prepare(config, settings, stack, recorder, remote is not None)
         trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
@@ -93,6 +95,7 @@ def _trace_once(
         parameters = [p for p in model.parameters() if p.requires_grad]
         recorder.note_parameters(model.parameters())
         label(recorder, model.parameters(), "params")
+        label(recorder, statistics(model), "params")
         label(recorder, model.buffers(), "buffers")
         driver = OPTIMIZERS[settings.optimizer](parameters)
         stack.enter_context(module_paths(recorder, model))
@@ -100,6 +103,8 @@ def _trace_once(
         stack.enter_context(_no_collection())
         for number in range(1, settings.steps + 1):
             marks = _step(recorder, model, parameters, driver, config, settings, autocast, number)
+            # bitsandbytes' layers give their bias another dtype in their first forward.
+            label(recorder, model.parameters(), "params")
         recorder.enter("end")
         vocabulary = getattr(config.get_text_config(), "vocab_size", 0)
         return summarise(recorder, (elements, trained), settings.steps, marks, vocabulary)
@@ -126,10 +131,8 @@ def _prepare(
     elements = sum(p.numel() for p in base.parameters())
     if settings.checkpointing != "none":
         checkpoint_layers(base, settings)
-    if settings.four_bit:
-        half = DTYPES[settings.autocast or (settings.weights if settings.weights != "fp32" else "bf16")]
-        skip = settings.skip_quantization
-        quantise(base, compute=half, double_quant=settings.double_quant, skip=skip, prepare=settings.kbit_preparation)
+    if settings.quantised is not None:
+        quantise(base, settings, DTYPES[settings.autocast or settings.weights])
     freeze(base, settings, int(getattr(config, "num_hidden_layers", 0)))
     keep_fp32(base, settings.fp32_modules)
     stack.enter_context(loss_phase(recorder, base))

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+DEFAULT_SKIP = ("lm_head",)
+"""The job's default: what transformers leaves unquantised by itself (quantizers/base.py get_keys_to_not_convert)."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoraSettings:
@@ -46,11 +49,12 @@ class TraceSettings:
     lora: LoraSettings | None = None
     fp32_modules: tuple[str, ...] = ()
     """Name fragments of parameters kept in fp32."""
-    four_bit: bool = False
-    """NF4 base weights as bitsandbytes stores them."""
+    quantised: str | None = None
+    """Base weights as bitsandbytes stores them: nf4, fp4 or int8; None: as they are."""
     double_quant: bool = True
     kbit_preparation: bool = True
-    skip_quantization: tuple[str, ...] = ()
+    skip_quantization: tuple[str, ...] = DEFAULT_SKIP
+    """llm_int8_skip_modules."""
     freeze: tuple[str, ...] = ()
     """Name fragments of parameters that do not train."""
     train_last: int | None = None

@@ -63,8 +63,8 @@ def simulated_kept(job: TrainingJob, target: Target | None = None) -> list[Kept]
         finally:
             place[0] = None
 
-    def phase(tape: Any, name: str, timeline: Any) -> None:
-        boundary(tape, name, timeline)
+    def phase(tape: Any, name: str, *rest: Any) -> None:
+        boundary(tape, name, *rest)
         if name == "forward":
             stacks[:] = [0, -1]
         if name == "loss":

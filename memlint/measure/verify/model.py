@@ -53,7 +53,7 @@ def build(plan: Plan, mesh: Any) -> Built:
     elements = sum(p.numel() for p in base.parameters())
     if settings.checkpointing != "none":
         checkpoint_layers(base, settings)
-    if settings.four_bit:
+    if settings.quantised is not None:
         quantization = plan.job.training.quantization
         kind = quantization.type if quantization is not None else "nf4"
         real = has_bitsandbytes()

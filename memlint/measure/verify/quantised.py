@@ -26,7 +26,7 @@ def quantise_in_place(base: Any, settings: TraceSettings, *, kind: str, real: bo
     """Store the linear layers of ``base`` in 4 bits, as from_pretrained and peft's k-bit preparation leave them."""
     compute = compute_dtype(settings)
     if not real:
-        from memlint.measure.trace.four_bit import quantise
+        from memlint.measure.verify.four_bit import quantise
 
         quantise(
             base,

@@ -128,7 +128,7 @@ def _refuse(job: TrainingJob, optimizers: tuple[str, ...]) -> None:
     from memlint.measure.trace.job import HEADS
 
     training, parallelism = job.training, job.parallelism
-    quantization = training.quantization if training.method == "qlora" else None
+    quantization = training.quantization
     known = (*optimizers, *BITSANDBYTES)
     checks: tuple[tuple[bool, str, Any], ...] = (
         (training.objective not in HEADS, "training.objective", training.objective),

@@ -1,6 +1,9 @@
-"""Adapters, 4-bit bases and sharded parameters in a trace: their bytes are exact."""
+"""Adapters and sharded parameters in a trace: their bytes are exact."""
 
 from __future__ import annotations
+
+import builtins
+from typing import Any
 
 import pytest
 
@@ -9,6 +12,8 @@ pytest.importorskip("transformers")
 pytest.importorskip("peft")
 
 from memlint.errors import UserError
+from memlint.job import Precision, Quantization, Training, TrainingJob
+from memlint.measure.trace.job import settings_of
 from memlint.measure.trace.recorder import rounded
 from memlint.measure.trace.settings import LoraSettings
 from tests.measure.trace.shapes import tiny, traced
@@ -62,20 +67,6 @@ def test_a_checkpointed_adapter_still_gets_gradients_in_both_kinds() -> None:
     assert kept["nonreentrant"] == kept["reentrant"]
 
 
-@pytest.mark.parametrize("double_quant", [True, False])
-def test_four_bit_weights_are_packed_and_dequantised_for_one_product(double_quant: bool) -> None:
-    result = traced(lora=LoraSettings(rank=4), four_bit=True, double_quant=double_quant, kbit_preparation=True)
-    packed = sum(rounded(out * inputs // 2) for out, inputs in LINEAR) * 2
-    # Embedding, output head and norms are not quantised; k-bit preparation makes them fp32.
-    plain = 2 * 4 * V * H + 5 * rounded(4 * H)
-    adapters = sum(rounded(4 * n) for n in adapter_tensors(4))
-    assert result.param_bytes == packed + plain + adapters
-    storages = [event.storage for event in result.recorder.events]
-    dequantised = [s for s in storages if s.shape == (MLP, H) and s.op == "aten::empty"]
-    assert dequantised
-    assert all(storage.died >= 0 for storage in dequantised)
-
-
 @pytest.mark.parametrize("world", [2, 8, 64])
 def test_shards_of_all_ranks_add_up_to_the_model(world: int) -> None:
     whole = traced(precision="bf16-autocast")
@@ -105,3 +96,31 @@ def test_a_sharded_deep_trace_carried_on_equals_the_whole() -> None:
     assert carried.peak_phase == whole.peak_phase
     assert carried.peak_bytes == pytest.approx(whole.peak_bytes, rel=0.002)
     assert carried.first_step_peak_bytes == pytest.approx(whole.first_step_peak_bytes, rel=0.002)
+
+
+def test_settings_carry_the_quantisation_of_lora_and_qlora_alike() -> None:
+    for method, kind in (("lora", "int8"), ("qlora", "fp4")):
+        training = Training(
+            method=method, quantization=Quantization(type=kind), precision=Precision(weights="bf16", autocast="bf16")
+        )
+        assert settings_of(TrainingJob(model="m", training=training), 1).quantised == kind
+
+
+def test_a_format_of_another_library_is_refused_by_name() -> None:
+    job = TrainingJob(model="m", training=Training(method="lora", quantization=Quantization(type="gptq")))
+    with pytest.raises(UserError, match=r"does not follow `training\.quantization\.type: gptq`"):
+        settings_of(job, 1)
+
+
+def test_without_bitsandbytes_one_sentence_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = builtins.__import__
+
+    def without(name: str, *args: Any, **kwargs: Any) -> Any:
+        if name.partition(".")[0] == "bitsandbytes":
+            raise ImportError("No module named 'bitsandbytes'")
+        return real(name, *args, **kwargs)
+
+    monkeypatch.setattr(builtins, "__import__", without)
+    with pytest.raises(UserError, match=r"pip install 'bitsandbytes>=0\.46'") as raised:
+        traced(quantised="nf4")
+    assert "\n" not in str(raised.value)
