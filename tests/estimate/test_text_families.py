@@ -38,3 +38,13 @@ def test_the_model_has_the_parameters_that_transformers_builds(run: dict[str, An
 @pytest.mark.parametrize("run", POINTS, ids=title)
 def test_one_layer_stands_for_all_equal_ones(run: dict[str, Any]) -> None:
     is_extended_exactly(run)
+
+
+@pytest.mark.parametrize(
+    "model_type", ["zamba2", "minimax", "olmo_hybrid", "afmoe", "mellum", "modernbert-decoder", "jais2"]
+)
+def test_a_model_of_its_own_depth_is_extended_exactly(model_type: str) -> None:
+    """Weights that layers share, and what autocast keeps of them, count once."""
+    start = next(run for run in POINTS if run["config"]["model_type"] == model_type and "lora" not in run)
+    fields = {"precision": "bf16-autocast", "checkpointing": "none", "attention": "sdpa", "batch": 1, "seq": 64}
+    is_extended_exactly({**start, **fields, "config": {"model_type": model_type}})

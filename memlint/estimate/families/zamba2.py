@@ -30,7 +30,7 @@ from memlint.models.architecture import Architecture
 
 SHAPE = Shape(qkv_bias=False, o_bias=False, mlp_bias=False)
 Kind = tuple[str, int, int]
-"""linear_attention or hybrid, the shared block, and the layer itself where its backward makes the block's gradients."""
+"""linear_attention or hybrid, the shared block, and the layer itself where its block's others find what it made."""
 
 
 def mixer(a: Architecture, b: Build, name: str) -> Mixer2:
@@ -194,8 +194,9 @@ class Model(Body):
             Shared(a, b, f"model.layers.{place}.shared_transformer", list(range(number, len(places), count)))
             for number, place in enumerate(places[:count])
         ]
-        # In backward the last two layers of a block make the gradients to which the others add.
-        ends = {place for block in range(count) for place in places[block::count][-2:]}
+        # The first layer of a block makes autocast's copies of its weights; in backward the last two make the gradients
+        # to which the others add.
+        ends = {place for block in range(count) for place in (*places[block::count][:1], *places[block::count][-2:])}
         kinds: list[Kind] = [("linear_attention", 0, -1)] * len(names)
         for number, place in enumerate(places):
             kinds[place] = ("hybrid", number % count, place if place in ends else -1)
