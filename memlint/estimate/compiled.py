@@ -3,7 +3,7 @@
 accelerate 1.15 calls ``torch.compile`` on the prepared model (accelerator.py prepare_model), and most models of
 transformers 5.24 are one graph from ids to loss. What is then kept is the partitioner's choice, see
 :mod:`memlint.estimate.engine.compiled_tape`; beside it, seen in inductor's code and in the live bytes of a compiled
-step (tests/measure/test_compiled.py):
+step (tests/measure/test_compiled.py, test_compiled_saves.py):
 
 * while dynamo traces, transformers never leaves out the attention mask (masking_utils.py _ignore_causal_mask_sdpa), so
   sdpa takes the kernel that knows masks, over repeated keys and values;
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 OWN_LOOPS = ("torchtune", "litgpt", "torchtitan")
 """Frameworks that compile layers or their loss one by one."""
 HELD = ("llama", "gpt2", "encoder")
-"""Families of which tests/measure/test_compiled.py holds members to the partitioner's choice."""
+"""Families of which tests/measure/test_compiled_saves.py holds members to the partitioner's choice."""
 INSIDE = ("causal-lm", "masked-lm", "sequence-classification", "token-classification")
 """Objectives whose loss is part of the model's forward."""
 
@@ -61,9 +61,19 @@ def compiled_step(job: TrainingJob, capability: tuple[int, int] | None, world: i
     tape = CompiledTape(donates=not before(job, "torch", 2, 6), together=job.parallelism.strategy == "none")
     if training.attention == "sdpa":
         job = replace_fields(job, {"training.padding": True})
-    return run_step(job, capability, world=world, one_kernel_silu=True, tape=tape)
+    # An encoder's first layer may leave attention weights to the loop's variable where the others leave none, so none
+    # of its layers stands for another.
+    full = architecture.family == "encoder"
+    return run_step(job, capability, world=world, full=full, one_kernel_silu=True, tape=tape)
 
 
 def expects(job: TrainingJob) -> bool:
     """Whether the compiled step is the expected one."""
     return job.architecture is not None and job.architecture.family in HELD
+
+
+def told(job: TrainingJob) -> str:
+    """What the estimate assumes of the compiled step."""
+    if expects(job):
+        return "torch.compile takes the model as one graph; the high end is the step without it"
+    return "what torch.compile keeps of this model is not known: expected without it, and the low end is one graph's"

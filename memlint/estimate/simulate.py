@@ -7,7 +7,7 @@ runs with gradients alive.
 from __future__ import annotations
 
 from memlint.estimate.build import Build
-from memlint.estimate.compiled import compiled_step, expects, lowest_peak
+from memlint.estimate.compiled import compiled_step, expects, lowest_peak, told
 from memlint.estimate.engine.pool import (
     COMMUNICATION,
     DECOMPOSED,
@@ -216,6 +216,7 @@ def simulate(job: TrainingJob, target: Target | None = None) -> Estimate:
     if compiled is not None:
         top = max(compiled.timeline, key=lambda p: p.peak_bytes)
         lowest, most = min(lowest, top.peak_bytes), max(most, top.peak_bytes)
+        notes = (*notes, told(job))
         if expects(job):
             step, peak = compiled, top
     if job.training.optimizer.startswith("paged-"):

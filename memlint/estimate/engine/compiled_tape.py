@@ -1,7 +1,7 @@
 """A tape that keeps what inductor's partitioner saves of a compiled model instead of what eager derivatives save.
 
 The rule is that of torch 2.13 _functorch/partitioners.py (min_cut_rematerialization_partition with its defaults, memory
-budget 1.0), read there and held to its own choice on transformers 5.24's models in tests/measure/test_compiled.py:
+budget 1.0), read there and held to its own choice on transformers 5.24 in tests/measure/test_compiled_saves.py:
 
 * products, attention, lookups and whatever else is not on its list of recomputable operators are never done again
   (``ban_if_not_in_allowlist``): those of their operands that backward needs are laid down
@@ -166,8 +166,10 @@ class CompiledTape(Tape):
             storage.relabel(ACTIVATIONS)
 
     def checkpoint(self, run: Callable[..., Tensor], inputs: tuple[Tensor, ...], **options: Any) -> Tensor:
-        """A checkpointed block's inputs are laid down; what is inside is done again (cleanup_recompute_tags)."""
+        """A checkpointed block's inputs are kept; what is inside is done again (cleanup_recompute_tags)."""
         for tensor in inputs:
+            if tensor.storage is not None and not options.get("offload"):
+                self._keep(tensor.storage)
             lay_down(tensor)
         out = super().checkpoint(run, inputs, **options)
         lay_down(out)
@@ -181,10 +183,14 @@ class CompiledTape(Tape):
     def end_block(
         self, opened: Opened, out: Tensor, others: Iterable[Tensor] = (), *shared: Any
     ) -> tuple[Block, Tensor]:
-        """End a block; what it hands to the next one is laid down."""
+        """End a block; its output is laid down. Of what a loop's variable would hold beside it nothing is left where it
+        lives inside a kernel: nobody reads it.
+        """
+        lay_down(out)
         others = tuple(others)
-        for tensor in (out, *others):
-            lay_down(tensor)
+        for tensor in others:
+            if isinstance(tensor.storage, Traced) and tensor.storage.size != tensor.storage.whole:
+                tensor.storage = None
         return super().end_block(opened, out, others, *shared)
 
     def execute(self, node: Node) -> None:
