@@ -58,10 +58,12 @@ None of these is a factor, but each was settled, or kept, after its effect on th
   fourth step had no source and was given up that day, and two rows with it: see the next point. The median width mixes
   narrow groups with ms-swift's wide ones: see the table by framework.
 * **`compile` lowered `low` by half of the logits**, a choice made when two torchtune rows lay just outside; it had no
-  source and is gone. What inductor keeps of a loss inside the compiled model was read and compiled instead
-  (`memlint/estimate/compiled.py`): the logits in 16 bits, zeros as the gradient of the logits that the model returns,
-  and the gradient, written over the saved logits under autocast alone. torchtune compiles its loss by itself; the
-  logits are that function's input, nothing is written over them, and its `low` is no longer lowered.
+  source and is gone. A model compiled as one graph is followed tensor by tensor instead
+  (`memlint/estimate/engine/compiled_tape.py`), held to what inductor's partitioner saves of real models and to the live
+  bytes of compiled steps on a CPU; no measured row has such a job. torchtune compiles its layers and its loss by
+  themselves: the logits are that function's input, nothing is written over them, and its `low` is no longer lowered.
+  What its compiled layers keep was checked against the partitioner, and their backward lets go of it as inductor's code
+  does: that moved torchtune-025 from 25.00 to 24.80 GiB and no other row, since their peaks lie in the head.
 * **Qwen's first code registered a bool mask of all positions in every layer**, 64 MiB each: looked for because of a gap
   of that size, then found in the copy kept by modelscope 1.9.5 (`models/nlp/qwen/backbone.py:154`). That the rows of
   Qwen's own repository, 72B apart, ran that code is inferred from their date. Of the product's jobs none has it.
