@@ -171,6 +171,7 @@ class Build:
             grad_dtype,
             # A reference model's last unit stays gathered from one step to the next, as the root does in this one.
             "" if self.reference else name,
+            self.count,
         )
         return weight
 
@@ -206,7 +207,7 @@ class Build:
         """A matrix in the job's quantised format."""
         weight = QuantizedWeight.of(self.job, outputs, inputs)
         blocks = weight.storages()
-        self.sharding.adopt(None, (outputs, inputs), sum(blocks), "", f"{name}.weight")
+        self.sharding.adopt(None, (outputs, inputs), sum(blocks), "", f"{name}.weight", self.count)
         self.records.append(
             Record(f"{name}.weight", (outputs, inputs), weight.quantization.type, False, "", self.count, tuple(blocks))
         )

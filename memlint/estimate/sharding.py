@@ -185,14 +185,21 @@ class Sharding:
         fully.head = head
         self.current = root
 
-    def adopt(self, leaf: Leaf | None, shape: tuple[int, ...], compute_bytes: int, grad_dtype: str, name: str) -> None:
-        """Note a parameter of the unit under construction and divert its gradient."""
+    def adopt(
+        self, leaf: Leaf | None, shape: tuple[int, ...], compute_bytes: int, grad_dtype: str, name: str, count: int
+    ) -> None:
+        """Note a parameter of the unit under construction and divert its gradient.
+
+        ``count``: so many equal ones outside all layers (of an idle tower); equal layers are units of their own.
+        """
         if self.kind in ("none", "ddp", "zero1") or (self.kind == "fetched" and leaf is not None):
             return
         unit = self.current
         elements = prod(shape)
+        times = count if unit is self.units[0] else 1
         if self.zero is not None:
-            self.zero.adopt(None if unit is self.units[0] else unit, elements, compute_bytes)
+            for _ in range(times):
+                self.zero.adopt(None if unit is self.units[0] else unit, elements, compute_bytes)
             if leaf is not None:
                 leaf.sink = self.zero.take
             return
@@ -201,10 +208,10 @@ class Sharding:
                 unit = self.fully.end_of(name) or unit
             assert unit is not None
             size = compute_bytes * padded(shape, self.world) // elements
-            unit.gathered_bytes += size
-            unit.whole_bytes += rounded(size)
+            unit.gathered_bytes += times * size
+            unit.whole_bytes += times * rounded(size)
         elif unit is not None and self.gathers:
-            unit.gathered_bytes += compute_bytes
+            unit.gathered_bytes += times * compute_bytes
         if leaf is None:
             return
         kept = 0 if self.host_states else self.part(elements) * DTYPE_BYTES[grad_dtype]

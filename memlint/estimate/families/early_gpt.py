@@ -158,7 +158,9 @@ class Model:
             b.buffer(longest * 8)
         block = CtrlBlock if self.ctrl else Block
         make = lambda build, kind, i: block(a, build, f"transformer.h.{i}", env)  # noqa: E731
-        self.layers = Stack(b, ["block"] * a.num_hidden_layers, make)
+        # No norm follows GPT-1's last layer: its gradient is the head's own, which a fused loss goes on holding.
+        alone = () if self.ctrl else (a.num_hidden_layers - 1,)
+        self.layers = Stack(b, ["block"] * a.num_hidden_layers, make, alone=alone)
 
     def __call__(self, f: Tape, batch: Batch) -> Tensor:
         """The model's forward up to its last hidden state."""
