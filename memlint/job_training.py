@@ -145,7 +145,7 @@ class Training:
     vllm_memory_share: float = 0.0
     """Share of the GPU that a colocated vLLM engine takes."""
     images: int = 0
-    """Images per sequence (vision-language models)."""
+    """Images per sequence (vision-language models), or clips of 30 seconds (Qwen2-Audio, Voxtral)."""
     image_pixels: int | None = None
     """Pixels of one image after the processor's resize; None: the processor's default."""
     eval_micro_batch_size: int | None = None

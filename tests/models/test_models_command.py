@@ -127,6 +127,6 @@ def test_the_file_is_plain_json_with_sorted_keys(project: Path) -> None:
 
 
 def test_add_refuses_what_it_could_not_read_back(project: Path) -> None:
-    (project / "resnet.json").write_text(json.dumps({"model_type": "resnet"}))
+    (project / "other.json").write_text(json.dumps({"model_type": "efficientnet"}))
     with pytest.raises(UserError, match="no transformer shape"):
-        add("me/mine", config_file="resnet.json")
+        add("me/mine", config_file="other.json")

@@ -323,7 +323,7 @@ class TestUnknown:
         assert found.approximate is not None
 
     def test_a_model_without_transformer_shape_is_no_mistake_of_the_user(self) -> None:
-        problems = read_config({"model_type": "resnet"})
+        problems = read_config({"model_type": "efficientnet"})
         assert isinstance(problems, list)
         assert [problem.code for problem in problems] == ["MEM004"]
 
