@@ -111,7 +111,8 @@ class Block:
         """The nodes of the run forward, until they run backward."""
         self.held: list[Any] = []
         """What the nodes share with the rest of the model: it goes with the last of the equal blocks."""
-        self.host_bytes = 0
+        self.host_bytes = (0, 0)
+        """What the runs forward and backward keep in host memory."""
         self.visits = 1
         """Places on the tape whose backward is to come."""
         self.passing: Passing | None = None

@@ -47,7 +47,7 @@ class Opened:
             if tensor.storage is not None:
                 tape.pool.hand_over(tensor.storage)
         block = Block(tape.pool.leave(self.outside), self.made, self.gate, out.node)
-        block.host_bytes = tape.host_bytes - self.host_bytes
+        block.host_bytes = (tape.host_bytes - self.host_bytes, 0)
         block.nodes, block.held, block.passing = nodes, held, passing
         if out.node is None:
             return block, out
@@ -73,6 +73,7 @@ def revisit(tape: Tape, visit: Visit) -> list[Tensor | None]:
         passing = block.passing
         swap = None if passing is None else lambda: passing.backward(tape, visit.place)
         tape.pool.again(block.backward, swap)
+        tape.host_bytes += block.host_bytes[1]
         block.later.factor += 1
         if block.gate is None and grad is not None and grad.storage is not None:
             # The one real gradient goes here, and has been counted already.
@@ -85,7 +86,7 @@ def revisit(tape: Tape, visit: Visit) -> list[Tensor | None]:
 def _run_back(tape: Tape, block: Block, visit: Visit) -> Tensor | None:
     pool, root, floor = tape.pool, block.root, len(tape.nodes)
     count, block.made.factor = block.made.factor, 1
-    outside = pool.enter(block.later)
+    outside, host_bytes = pool.enter(block.later), tape.host_bytes
     if visit.grad is not None and isinstance(root, Node):
         root.grad = visit.grad
         visit.grad = None
@@ -98,6 +99,7 @@ def _run_back(tape: Tape, block: Block, visit: Visit) -> Tensor | None:
         if node.grad is not None and node.grad.storage is not None:
             pool.hand_over(node.grad.storage)
     block.backward = pool.leave(outside)
+    block.host_bytes = (block.host_bytes[0], tape.host_bytes - host_bytes)
     block.made.factor = count
     gate = block.gate
     if gate is None:

@@ -304,7 +304,7 @@ class Tape:
         """Count a block like one that has run: its output stands in the place of ``x``."""
         passing = block.passing
         self.pool.again(block.forward, None if passing is None else lambda: passing.forward(self))
-        self.host_bytes += block.host_bytes
+        self.host_bytes += block.host_bytes[0]
         block.made.factor += 1
         if block.root is None:
             return x

@@ -208,7 +208,8 @@ class Model(Body):
             return lambda f, x, original: layer(f, x)
 
         self.kinds = ["full"]
-        self.layers = Stack(b, kinds, make)
+        # Under FSDP2 the shared weights' gradients are held one use after another: every layer runs.
+        self.layers = Stack(b, kinds, make, full=b.sharding.fully is not None)
         self.norm = Norm(b, "model.final_layernorm", a.hidden_size, "llama")
         self.rotary = 2 * a.hidden_size // int(a.get("num_attention_heads")) if a.get("use_mem_rope", False) else 0
         for _ in range(2 if self.rotary else 0):
