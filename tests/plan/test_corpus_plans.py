@@ -40,7 +40,9 @@ def test_the_best_plan_is_that_of_an_exhaustive_search(tmp_path):
             continue
         plan = Planner(question(path, target)).best()
         # The cheapest category holds what is free, which a plan leaves out where it raises the peak.
-        found = price(plan.remedies)[:-1] if plan is not None else None
+        # Paged states are what is left where the space holds nothing that fits or is tight.
+        last_resort = plan is not None and any(one.name == "optimizer-paged-adamw-8bit" for one in plan.remedies)
+        found = price(plan.remedies)[:-1] if plan is not None and not last_resort else None
         wanted = exhaustive(question(path, target))
         compared += 1
         if found != (wanted[:-1] if wanted is not None else None):
