@@ -32,14 +32,12 @@ _ROWS: dict[str, str] = {
     "[4096, 120818] and its half gradient have that size; whether the fused loss took effect is not stated",
     "axolotl-014": "11.3 GiB is 3 GiB more than predicted with the fused loss: two fp32 copies of the logits "
     "[4096, 100278] have that size; whether the fused loss took effect is not stated",
-    "axolotl-004": "the README says `about`; 0.2 GiB above the interval. Whether a fused expert kernel ran, which unpacks "
-    "in pieces of its own, is not stated",
-    "axolotl-009": "the README says `about`; 0.3 GiB below the interval, and the release that printed it is not stated",
     "axolotl-021": "a table of peak VRAM of the whole process, printed in March 2026 under transformers 5.3 or older, whose "
     "loader may hold the whole model in half precision, 51.8 GiB, before it quantises (memlint/estimate/loading.py): the "
     "high end of the interval. The step itself needs half of it: traced in transformers', peft's and bitsandbytes' own "
     "code (grid_quantised.jsonl, with adapters on every linear layer and whole logits) it peaks at 24.1 GiB",
-    "axolotl-001": "the README says `about`; the prediction takes the nearest known activation for xIELU",
+    "axolotl-001": "its README recommends xIELU's CUDA package, with which the low end reckons and the expected figure does "
+    "not (docs/kernels.md)",
     "axoold-001": "README of July 2023, `about 17 GB`; versions of transformers, peft and xformers are not stated",
     "hfdoc-001": "the driver's figure on a V100 with eager kernel loading: the page itself gives 1343 MiB for the "
     "context, against 430 expected and up to 1343 in the interval; the rest is the attention of transformers 4.16, "
