@@ -154,7 +154,9 @@ _ENCODER: dict[str, Any] = {
 _T5: dict[str, Any] = {"d_model": 512, "d_kv": 64, "d_ff": 1024, "num_layers": 5, "num_heads": 8, "vocab_size": 8192}
 _BART: dict[str, Any] = {
     "d_model": 512,
-    **{f"{side}_{name}": value for side in ("encoder", "decoder") for name, value in (("layers", 5), ("ffn_dim", 2048))},
+    **{
+        f"{side}_{name}": value for side in ("encoder", "decoder") for name, value in (("layers", 5), ("ffn_dim", 2048))
+    },
     **{f"{side}_attention_heads": 8 for side in ("encoder", "decoder")},
     "vocab_size": 8192,
     "pad_token_id": 1,

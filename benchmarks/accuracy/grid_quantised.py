@@ -72,7 +72,18 @@ SETUPS: dict[str, dict[str, Any]] = {
     "int8 reentrant": _setup(HALF, INT8, REENTRANT),
     "int8 autocast dropout": _setup(AUTOCAST, INT8, lora=Lora(rank=8, dropout=0.05)),
 }
-CHECKED = ("llama", "qwen2", "qwen3", "mistral", "gemma2", "gemma3_text", "phi3", "qwen3_moe", "mixtral", "qwen3_5_text")
+CHECKED = (
+    "llama",
+    "qwen2",
+    "qwen3",
+    "mistral",
+    "gemma2",
+    "gemma3_text",
+    "phi3",
+    "qwen3_moe",
+    "mixtral",
+    "qwen3_5_text",
+)
 """Small models. The first has every setup, the others every third, each beginning with another one."""
 NARROW = {"vocab_size": 256}
 """A vocabulary so small that the layers make the peak, not the logits: every other model's."""

@@ -157,7 +157,9 @@ def alternatives(value: Any) -> list[Any]:
     return []
 
 
-def dependencies(cls: type[PretrainedConfig], base: PretrainedConfig, target: str, inputs: dict[str, Any]) -> dict[str, list[Any]]:
+def dependencies(
+    cls: type[PretrainedConfig], base: PretrainedConfig, target: str, inputs: dict[str, Any]
+) -> dict[str, list[Any]]:
     """Inputs whose change changes ``target``, with the changed values that the class accepts."""
     before = value_of(base, target)
     found: dict[str, list[Any]] = {}
@@ -228,7 +230,9 @@ def holds(rule: list[Any], target: str, cases: list[tuple[dict[str, Any], Any]])
     return True
 
 
-def explain(cls: type[PretrainedConfig], base: PretrainedConfig, target: str, inputs: dict[str, Any]) -> list[Any] | None:
+def explain(
+    cls: type[PretrainedConfig], base: PretrainedConfig, target: str, inputs: dict[str, Any]
+) -> list[Any] | None:
     """Return the simplest rule that gives ``target`` in every instance tried; None where there is none."""
     value = value_of(base, target)
     depends = dependencies(cls, base, target, inputs)

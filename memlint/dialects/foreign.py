@@ -13,7 +13,6 @@ def is_foreign(data: Mapping[str, Any]) -> bool:
     return any(test(data) for test in _TESTS)
 
 
-
 def _peft(data: Mapping[str, Any]) -> bool:
     """adapter_config.json of PEFT, or of MLX-LM."""
     if "peft_type" in data and "output_dir" not in data and "per_device_train_batch_size" not in data:

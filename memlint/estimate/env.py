@@ -165,8 +165,6 @@ class Env:
         return sdpa(f, q, k, v, None, force="flash")
 
 
-
-
 NO_SDPA = ("gemma2",)
 """Model types for which transformers 5.24 refuses scaled_dot_product_attention (soft-capping) and runs eager by
 default.

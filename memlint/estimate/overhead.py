@@ -55,18 +55,14 @@ def device_interval(
     if loading > allocated_high:
         source = "transformers 5.0 to 5.3 may hold the whole model in half precision before it is quantised"
         overheads += (
-            Overhead(
-                name="loading", low_bytes=0, expected_bytes=0, high_bytes=loading - allocated_high, source=source
-            ),
+            Overhead(name="loading", low_bytes=0, expected_bytes=0, high_bytes=loading - allocated_high, source=source),
         )
     share = job.training.vllm_memory_share
     if share and target is not None:
         engine = int(share * target.usable_bytes)
         source = "vllm gpu_memory_utilization: the engine takes this share of the device"
         overheads += (
-            Overhead(
-                name="vllm_engine", low_bytes=engine, expected_bytes=engine, high_bytes=engine, source=source
-            ),
+            Overhead(name="vllm_engine", low_bytes=engine, expected_bytes=engine, high_bytes=engine, source=source),
         )
     reserved = allocated + sum(o.expected_bytes for o in overheads if o.name in INSIDE)
     return Interval(
@@ -78,9 +74,7 @@ def device_interval(
     )
 
 
-def _replayed(
-    overhead: Overhead, replay: tuple[int, int, int], workspace: Overhead, allocated: int
-) -> Overhead:
+def _replayed(overhead: Overhead, replay: tuple[int, int, int], workspace: Overhead, allocated: int) -> Overhead:
     """Allocator slack from a replay: its middle, and up to its highest with the stated share on top."""
     if overhead.name != "allocator_slack":
         return overhead

@@ -183,9 +183,7 @@ def run_step(
     _phase(tape, "optimizer", timeline, one_kernel)
     static = {"parameters": parameters, "gradients": gradients, "optimizer_states": states}
     asked = frozenset(env.asked)
-    return Step(
-        build, timeline, static, forward_end, host + tape.host_bytes, one_kernel, asked, asked - env.kernels
-    )
+    return Step(build, timeline, static, forward_end, host + tape.host_bytes, one_kernel, asked, asked - env.kernels)
 
 
 def _step_at_once(tape: Tape, leaf: Leaf, grad: Tensor) -> None:

@@ -139,9 +139,7 @@ def test_mistakes_are_one_sentence_with_place_and_remedy(tmp_path, monkeypatch, 
 def test_line_of_a_mistake_in_pyproject_is_inside_our_table(tmp_path, monkeypatch):
     write(tmp_path, "pyproject.toml", "[tool.other]\nmargn = 1\n\n[tool.memlint]\nmargn = 0.1\n")
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(
-        UserError, match=r"pyproject.toml:5: unknown key `margn` in .tool.memlint.; did you mean"
-    ):
+    with pytest.raises(UserError, match=r"pyproject.toml:5: unknown key `margn` in .tool.memlint.; did you mean"):
         settings_for(".")
 
 

@@ -33,7 +33,6 @@ class Tower:
             wide = int(audio.get("output_proj_dims", 1536))
             b.linear("model.embed_audio.embedding_projection", wide, text.hidden_size)
 
-
     def input_shape(self, images: int, pixels: int | None) -> tuple[int, ...]:
         """pixel_values of the micro batch: every image is padded to the same number of patches."""
         return images, self.vision.patches, self.vision.values

@@ -108,9 +108,7 @@ class Model:
         self.maker = Maker(b, c)
         self.lm_head = self.maker.linear("lm_head", c.n_embd, c.padded_vocab_size, c.lm_head_bias, "head")
         self.wte = b.embedding("transformer.wte", c.padded_vocab_size, c.n_embd)
-        self.layers = Stack(
-            b, self.kinds(), lambda build, kind, index: Block(build, c, self.maker, kind, index, env)
-        )
+        self.layers = Stack(b, self.kinds(), lambda build, kind, index: Block(build, c, self.maker, kind, index, env))
         self.ln_f = Norm(b, c, "transformer.ln_f")
         self.stable: tuple[Weight, Weight] | None = None
         if c.stable_embedding:

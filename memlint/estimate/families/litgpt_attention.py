@@ -40,9 +40,7 @@ class Norm:
         train = b.training.method == "adapter_v2" or None
         self.config = c
         self.weight = b.parameter(f"{name}.weight", c.n_embd, adapter=bool(train), trainable=train)
-        self.bias = (
-            None if c.rms_norm else b.parameter(f"{name}.bias", c.n_embd, adapter=bool(train), trainable=train)
-        )
+        self.bias = None if c.rms_norm else b.parameter(f"{name}.bias", c.n_embd, adapter=bool(train), trainable=train)
 
     def __call__(self, f: Tape, x: Tensor) -> Tensor:
         """x [..., H] -> the same shape."""

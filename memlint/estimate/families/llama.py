@@ -109,17 +109,20 @@ class Block:
         self.env = env
         self.attention = Attention(a, b, f"{name}.self_attn", s)
         self.mlp = Mlp(a, b, f"{name}.mlp", s)
-        names = s.norm_names or {
-            "pre": ("input_layernorm", "post_attention_layernorm"),
-            "parallel": ("input_layernorm",),
-            "post": ("post_attention_layernorm", "post_feedforward_layernorm"),
-            "both": (
-                "input_layernorm",
-                "post_attention_layernorm",
-                "pre_feedforward_layernorm",
-                "post_feedforward_layernorm",
-            ),
-        }[s.norms]
+        names = (
+            s.norm_names
+            or {
+                "pre": ("input_layernorm", "post_attention_layernorm"),
+                "parallel": ("input_layernorm",),
+                "post": ("post_attention_layernorm", "post_feedforward_layernorm"),
+                "both": (
+                    "input_layernorm",
+                    "post_attention_layernorm",
+                    "pre_feedforward_layernorm",
+                    "post_feedforward_layernorm",
+                ),
+            }[s.norms]
+        )
         self.norms = [Norm(b, f"{name}.{n}", h, s.norm) for n in names]
 
     def __call__(self, f: Tape, x: Tensor) -> Tensor:

@@ -105,9 +105,7 @@ class SigmoidRouter:
 class BiasedRouter:
     """Sigmoid scores in the logits' dtype, experts chosen by scores plus a buffer in fp32: lfm2_moe."""
 
-    def __init__(
-        self, b: Build, name: str, experts: int, k: int, hidden: int, *, normalise: bool, bias: bool
-    ) -> None:
+    def __init__(self, b: Build, name: str, experts: int, k: int, hidden: int, *, normalise: bool, bias: bool) -> None:
         self.weight = b.parameter(f"{name}.weight", experts, hidden)
         self.adapter: FoldedRouter | None = None
         if bias:

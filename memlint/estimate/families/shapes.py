@@ -78,9 +78,7 @@ SHAPES: dict[str, Shape] = {
     "qwen3": Shape(qk_norm="head", mlp_bias=False),
     "gemma": Shape(norm="gemma", mlp_bias=False, embed_scale=True),
     "gemma2": Shape(norm="gemma", norms="both", mlp_bias=False, embed_scale=True, softcap=True),
-    "gemma3_text": Shape(
-        norm="gemma", norms="both", qk_norm="head", mlp_bias=False, embed_scale=True, local_rope=True
-    ),
+    "gemma3_text": Shape(norm="gemma", norms="both", qk_norm="head", mlp_bias=False, embed_scale=True, local_rope=True),
     "phi3": Shape(qkv_bias=False, o_bias=False, mlp_bias=False, fused_qkv=True, fused_gate=True, rope_cat=True),
     "olmo": Shape(norm="plain", mlp_bias=False, rope_fp32=True),
     "olmo2": Shape(norm="olmo2", norms="post", qk_norm="full", mlp_bias=False, rope_fp32=True),
@@ -96,9 +94,7 @@ SHAPES: dict[str, Shape] = {
         residual_dropout=True,
     ),
     "cohere": Shape(norm="cohere", norms="parallel", mlp_bias=False, rope_upcast=True),
-    "olmo3": Shape(
-        norm="olmo2", norms="post", qk_norm="full", mlp_bias=False, rope_fp32=True, local_rope=True
-    ),
+    "olmo3": Shape(norm="olmo2", norms="post", qk_norm="full", mlp_bias=False, rope_fp32=True, local_rope=True),
     "cohere2": Shape(norm="cohere", norms="parallel", mlp_bias=False, rope_upcast=True, rope_only_local=True),
     "glm": Shape(o_bias=False, mlp_bias=False, fused_gate=True, rope_pairs=True, rope_cat=True),
     "glm4": Shape(
@@ -120,9 +116,7 @@ SHAPES: dict[str, Shape] = {
         norms="both",
         norm_names=("input_layernorm", "post_self_attn_layernorm", "post_attention_layernorm", "post_mlp_layernorm"),
     ),
-    "exaone4": Shape(
-        qkv_bias=False, o_bias=False, mlp_bias=False, norms="post", qk_norm="head", rope_only_local=True
-    ),
+    "exaone4": Shape(qkv_bias=False, o_bias=False, mlp_bias=False, norms="post", qk_norm="head", rope_only_local=True),
     "nemotron": Shape(norm="layer1p", gated=False, rope_cat=True),
     "seed_oss": Shape(o_bias="attention_out_bias", residual_dropout=True),
     "arcee": Shape(gated=False),

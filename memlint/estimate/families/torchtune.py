@@ -128,9 +128,7 @@ class Model:
         )
         self.norm = Norm(b, "norm", a.hidden_size)
         self.output: Weight = (
-            self.embed.weight
-            if a.tie_word_embeddings
-            else b.parameter("output.weight", rows, a.hidden_size)
+            self.embed.weight if a.tie_word_embeddings else b.parameter("output.weight", rows, a.hidden_size)
         )
         width = int(a.get("head_dim") or a.hidden_size // int(a.get("num_attention_heads")))
         # One rotary module serves all layers; its cache holds cos and sin for max_seq_len, 131,072 for Llama 3.1 on.

@@ -45,9 +45,7 @@ class Maker:
             base = Linear(b.parameter(f"{name}.weight", outputs, inputs), offset)
         else:
             weight = QuantizedWeight(outputs, inputs, quantization, b.training.precision.weights)
-            record = Record(
-                f"{name}.weight", (outputs, inputs), "nf4", False, "", b.count, tuple(weight.storages())
-            )
+            record = Record(f"{name}.weight", (outputs, inputs), "nf4", False, "", b.count, tuple(weight.storages()))
             b.records.append(record)
             base = Nf4Linear(weight, b.training.compile)
         word = "mlp" if leaf in ("w1", "w2", "w3") else leaf
@@ -164,5 +162,3 @@ def flex_attention(f: Tape, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return out
     saved += f.save(out, lse)
     return f.record(out, _flex_backward, (q, k, v), saved)
-
-
