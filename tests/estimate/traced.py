@@ -18,6 +18,7 @@ from memlint.models.config import read_config
 
 PRECISIONS = {
     "bf16": ("bf16", None),
+    "fp16": ("fp16", None),
     "fp32": ("fp32", None),
     "bf16-autocast": ("fp32", "bf16"),
     "bf16-bf16": ("bf16", "bf16"),

@@ -13,7 +13,7 @@ from memlint.estimate.engine.pool import LOGITS, TEMPORARIES
 from memlint.estimate.engine.tape import Tape, Tensor
 from memlint.estimate.env import Batch, Env
 from memlint.estimate.families.pieces import LayerNorm, attend, heads_of, hooked
-from memlint.estimate.ops.activations import activate
+from memlint.estimate.ops.activations import activate, clamped
 from memlint.estimate.ops.basic import add, dropout, scale
 from memlint.estimate.stack import Stack
 from memlint.models.architecture import Architecture
@@ -109,7 +109,10 @@ class Layer:
         x = self.fc2(f, x)
         x = dropout(f, x, self.dropout)
         x = add(f, residual, x)
-        return x if self.pre else self.final_norm(f, x)
+        if not self.pre:
+            return self.final_norm(f, x)
+        # Post-norm encoders clamp only what is not finite.
+        return x if self.decoder else clamped(f, x)
 
     def __call__(self, f: Tape, x: Tensor) -> Tensor:
         """x [B, T, H] -> [B, T, H]."""

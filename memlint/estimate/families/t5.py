@@ -13,7 +13,7 @@ from memlint.estimate.engine.tape import Leaf, Tape, Tensor
 from memlint.estimate.env import Batch, Env
 from memlint.estimate.families.bias import anchored, biased_attention, eager_biased
 from memlint.estimate.families.pieces import heads_of, hooked
-from memlint.estimate.ops.activations import activate
+from memlint.estimate.ops.activations import activate, clamped
 from memlint.estimate.ops.basic import add, cast, copy, dropout, mean_last, mul, rsqrt, scale, shift, square
 from memlint.estimate.ops.linear import Weight, embedding
 from memlint.estimate.ops.views import where
@@ -159,7 +159,7 @@ class Block:
         bias, mask = state[names[0]], state[names[1]]
         causal = self.decoder and source is None
         out, weights = attention(f, self.env, normed, normed if source is None else source, bias, mask, causal=causal)
-        return add(f, x, dropout(f, out, self.dropout)), weights
+        return clamped(f, add(f, x, dropout(f, out, self.dropout)), computed=True), weights
 
     def __call__(self, f: Tape, x: Tensor) -> Tensor:
         """x [B, T, H] -> [B, T, H]."""
@@ -175,7 +175,7 @@ class Block:
             if made is not None:
                 made = (made, f.like(state["cross bias"]))
             x, _ = self.sublayer(f, x, self.cross, self.cross_norm, state["source"], ("cross bias", "cross mask"))
-        x = self.feed_forward(f, x)
+        x = clamped(f, self.feed_forward(f, x), computed=True)
         if made is not None:
             del state["bias"]
         return x

@@ -12,6 +12,7 @@ from memlint.estimate.engine.tape import Tape, Tensor
 from memlint.estimate.env import Env
 from memlint.estimate.families.t5 import Attention, FeedForward, t5_norm
 from memlint.estimate.families.t5 import Model as T5Model
+from memlint.estimate.ops.activations import clamped
 from memlint.estimate.ops.basic import add, dropout
 from memlint.estimate.ops.linear import Weight, embedding
 from memlint.estimate.stack import Stack
@@ -53,7 +54,7 @@ class Block:
         mask = self.env.state["mask"]
         make = lambda q: self.bias(f, x.shape[1])  # noqa: E731
         out, weights = self.attention(f, self.env, normed, normed, make, mask, causal=self.decoder)
-        return add(f, x, dropout(f, out, self.dropout)), weights
+        return clamped(f, add(f, x, dropout(f, out, self.dropout)), computed=True), weights
 
     def look(self, f: Tape, x: Tensor, source: Tensor) -> tuple[Tensor, Tensor | None]:
         """UMT5LayerCrossAttention: zeros in place of a bias."""
@@ -62,14 +63,14 @@ class Block:
         mask = self.env.state["cross mask"]
         make = lambda q: f.new((1, q.shape[1], x.shape[1], source.shape[1]), q.dtype)  # noqa: E731
         out, weights = self.cross(f, self.env, normed, source, make, mask, causal=False)
-        return add(f, x, dropout(f, out, self.dropout)), weights
+        return clamped(f, add(f, x, dropout(f, out, self.dropout)), computed=True), weights
 
     def __call__(self, f: Tape, x: Tensor, *source: Tensor) -> Tensor:
         """x [B, T, H], and in the decoder source [B, S, H] -> [B, T, H]."""
         x, _ = self.attend(f, x)
         if source:
             x, _ = self.look(f, x, source[0])
-        return self.feed_forward(f, x)
+        return clamped(f, self.feed_forward(f, x), computed=True)
 
 
 class StackOfBlocks:

@@ -29,6 +29,22 @@ def activate(f: Tape, x: Tensor, name: str) -> Tensor:
     return activation(f, x, "silu" if name in ("silu", "swish") else "gelu")
 
 
+def _clamp_backward(f: Tape, node: Node, grad: Tensor) -> tuple[Tensor]:
+    return (f.like(grad),)
+
+
+def clamped(f: Tape, x: Tensor, *, computed: bool = False) -> Tensor:
+    """``if x.dtype == torch.float16: x = torch.clamp(x, ...)``, as T5's blocks and BART's pre-norm encoders do after a
+    residual sum: saves its input, and bounds that are ``computed`` (tensors of one element).
+    """
+    if x.dtype != "fp16":
+        return x
+    if not f.needs(x):
+        return f.like(x)
+    saved = f.save(x, *[f.new((), x.dtype) for _ in range(2 * computed)])
+    return f.record(f.like(x), _clamp_backward, (x,), saved)
+
+
 def _cube_backward(f: Tape, node: Node, grad: Tensor) -> tuple[Tensor]:
     # pow_backward (FunctionsManual.cpp): grad * (exponent * self.pow(exponent - 1)), temporaries alive until its end.
     power = f.like(grad)
