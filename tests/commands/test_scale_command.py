@@ -86,7 +86,7 @@ def test_an_unknown_architecture_has_the_first_form_alone_and_says_why(
 ) -> None:
     path = tmp_path / "config.json"
     config = {name: size for name, size in LLAMA.items() if name != "model_type"}
-    path.write_text(json.dumps(config | {"model_type": "hubert"}), encoding="utf-8")
+    path.write_text(json.dumps(config | {"model_type": "longformer"}), encoding="utf-8")
     code = run(["scale", "--offline", str(path)])
     output = capsys.readouterr()
     if code == Exit.OK:

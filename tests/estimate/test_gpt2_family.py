@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from memlint.estimate.errors import Unsupported
 from memlint.job import Lora, replace_fields
 from tests.estimate.family_points import (
     agrees_with_its_trace,
@@ -183,8 +182,3 @@ def test_an_adapter_finds_pefts_default_targets() -> None:
     step = run_step(adapted, (8, 0))
     trained = sum(r.count * r.numel for r in step.build.records if r.trainable)
     assert trained == 6 * 8 * (256 + 3 * 256)
-
-
-def test_an_unmodelled_type_of_the_family_is_refused() -> None:
-    with pytest.raises(Unsupported, match="openai-gpt"):
-        count({"model_type": "openai-gpt"})
