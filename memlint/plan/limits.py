@@ -60,7 +60,7 @@ def largest(fits: Callable[[int], bool], size: Callable[[int], int], room: int, 
     if not fits(1):
         return None
     low, high = 1, most + 1
-    guess = max(2, start)
+    guess, creep = max(2, start), 1
     # Upward from what is known to fit: a prediction of far more rows than ever fit may itself take long (vision towers
     # are run image by image).
     while low < most and high > most:
@@ -68,21 +68,25 @@ def largest(fits: Callable[[int], bool], size: Callable[[int], int], room: int, 
         if fits(guess):
             slope = (size(guess) - size(1)) / (guess - 1)
             low, beyond = guess, guess + int((room - size(guess)) / slope) + 1 if slope > 0 else 8 * guess
-            guess = max(low + 1, min(beyond, 8 * low))
+            if beyond <= low + creep:
+                # What decides is not the size alone, or the size bends: feel the way in steps that double.
+                beyond, creep = low + creep, 2 * creep
+            guess = min(beyond, 8 * low)
         else:
             high = guess
+    stalled = 0
     while high - low > 1:
+        width = high - low
         slope = (size(high) - size(low)) / (high - low) if high <= most else 0
-        # Both neighbours of the crossing are wanted: try it, then the one above it.
-        aim = low + int((room - size(low)) / slope) if slope > 0 else (low + high) // 2
+        # Both neighbours of the crossing are wanted: try it, then the one above it. Two tries that leave more than half
+        # of the range are followed by one in its middle.
+        aim = low + int((room - size(low)) / slope) if slope > 0 and stalled < 2 else (low + high) // 2
         guess = min(max(aim, low + 1), high - 1)
         if fits(guess):
             low = guess
         else:
             high = guess
-            if aim <= low:
-                middle = (low + high) // 2
-                low, high = (middle, high) if fits(middle) else (low, middle)
+        stalled = stalled % 2 + 1 if 2 * (high - low) > width else 0
     return low
 
 

@@ -131,3 +131,17 @@ def test_the_largest_value_that_fits_is_exact(slope, fixed, curve, start, room):
 
     found = largest(lambda n: size(n) <= room, size, room, start, 400)
     assert found == max((n for n in range(1, 401) if size(n) <= room), default=None)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.integers(1, 4096), st.integers(1, 100_000), st.integers(1, 64))
+def test_few_tries_are_enough_where_something_else_than_the_size_decides(limit, room, start):
+    """An evaluation or the host may be what is full: the secant then points anywhere."""
+    tried = set()
+
+    def fits(n):
+        tried.add(n)
+        return n <= limit
+
+    assert largest(fits, lambda n: 10 * n, room, start, 4096) == limit
+    assert len(tried) <= 50
