@@ -54,7 +54,12 @@ def _zamba2(values: Values, stated: Mapping[str, Any]) -> None:
 
 
 def _olmo_hybrid(values: Values, stated: Mapping[str, Any]) -> None:
-    """OlmoHybridConfig: keys take three quarters of a head's share of the width, values twice as much."""
+    """OlmoHybridConfig: keys take three quarters of a head's share of the width, values twice as much; a model of fewer
+    than four layers has its full attention in the last one.
+    """
+    kinds = values.get("layer_types")
+    if not stated.get("layer_types") and kinds and "full_attention" not in kinds:
+        values["layer_types"] = [*kinds[:-1], "full_attention"]
     if values.get("linear_key_head_dim") is None:
         values["linear_key_head_dim"] = int(0.75 * values["hidden_size"] / values["linear_num_key_heads"])
     if values.get("linear_value_head_dim") is None:
