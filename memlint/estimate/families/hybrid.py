@@ -11,7 +11,7 @@ from typing import Any, Callable
 from memlint.estimate.build import Build
 from memlint.estimate.engine.tape import Tape, Tensor
 from memlint.estimate.env import Batch, Env
-from memlint.estimate.errors import Unsupported
+from memlint.estimate.errors import Unsupported, kinds_of_layers
 from memlint.estimate.families.body import keep_shared
 from memlint.estimate.families.hybrid_parts import (
     NemotronMoe,
@@ -96,8 +96,6 @@ QWEN = Mixture(
 
 def layer_kinds(a: Architecture) -> list[Kind]:
     """Mixer and feed-forward of each layer, from layers_block_type or layer_types and the experts' fields."""
-    names = a.get("layers_block_type") or a.get("layer_types")
-    layers = a.num_hidden_layers
     words = {
         "linear_attention": "delta" if a.model_type in DELTA else "mamba",
         "mamba": "mamba",
@@ -107,10 +105,8 @@ def layer_kinds(a: Architecture) -> list[Kind]:
         "mlp": "mlp",
     }
     if a.model_type == "falcon_h1":
-        return [("both", False)] * layers
-    if not isinstance(names, (list, tuple)) or len(names) != layers:
-        raise Unsupported(f"the layer kinds of this `{a.model_type}` config are not known")
-    kinds = [words.get(str(name), "mamba") for name in names]
+        return [("both", False)] * a.num_hidden_layers
+    kinds = [words.get(name, "mamba") for name in kinds_of_layers(a, "layers_block_type", "layer_types")]
     return [(kind, _sparse(a, index)) for index, kind in enumerate(kinds)]
 
 

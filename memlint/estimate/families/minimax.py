@@ -10,7 +10,7 @@ from typing import Any
 from memlint.estimate.build import Build
 from memlint.estimate.engine.tape import Tape, Tensor
 from memlint.estimate.env import Env
-from memlint.estimate.errors import Unsupported
+from memlint.estimate.errors import kinds_of_layers
 from memlint.estimate.families.body import Body, keep_shared
 from memlint.estimate.families.llama import Attention
 from memlint.estimate.families.mixtures import Mixture
@@ -131,13 +131,11 @@ class Model(Body):
 
     def __init__(self, a: Architecture, b: Build, env: Env) -> None:
         super().__init__(a, b, env, SHAPE)
-        kinds = a.get("layer_types")
-        if not isinstance(kinds, (list, tuple)) or len(kinds) != a.num_hidden_layers:
-            raise Unsupported("the layer kinds of this `minimax` config are not known")
+        kinds = kinds_of_layers(a, "layer_types")
         self.kinds = ["full"]
         make = lambda build, kind, index: Block(a, build, kind, index, env)  # noqa: E731
         # Under FSDP2 its layers of a kind do not do the same to the live bytes (found by the property test): all run.
-        self.layers = Stack(b, list(kinds), make, full=b.sharding.fully is not None)
+        self.layers = Stack(b, kinds, make, full=b.sharding.fully is not None)
         self.finish(b, int(a.get("head_dim") or a.hidden_size // a.get("num_attention_heads")))
 
     def body(self, f: Tape, x: Tensor, batch: Any) -> Tensor:

@@ -58,6 +58,8 @@ class Attention:
 class Layer:
     """ModernBertEncoderLayer; the first one has no norm before its attention."""
 
+    attention: Any = Attention
+
     def __init__(self, a: Architecture, b: Build, kind: tuple[str, bool], index: int, env: Env) -> None:
         name, h = f"model.layers.{index}", a.hidden_size
         bias, width = bool(a.get("norm_bias", False)), int(a.get("intermediate_size"))
@@ -66,7 +68,7 @@ class Layer:
         self.act = str(a.get("hidden_activation", "gelu"))
         self.dropout = float(a.get("mlp_dropout", 0.0))
         self.attn_norm = None if kind[1] else LayerNorm(b, f"{name}.attn_norm", h, bias=bias)
-        self.attn = Attention(a, b, f"{name}.attn")
+        self.attn = self.attention(a, b, f"{name}.attn")
         self.mlp_norm = LayerNorm(b, f"{name}.mlp_norm", h, bias=bias)
         mlp_bias = bool(a.get("mlp_bias", False))
         self.width = width

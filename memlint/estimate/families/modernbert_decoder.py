@@ -8,7 +8,7 @@ from __future__ import annotations
 from memlint.estimate.build import Build
 from memlint.estimate.engine.tape import Tape, Tensor
 from memlint.estimate.env import Batch, Env
-from memlint.estimate.errors import Unsupported
+from memlint.estimate.errors import Unsupported, kinds_of_layers
 from memlint.estimate.families import modernbert
 from memlint.estimate.families.pieces import LayerNorm, attend, heads_of
 from memlint.estimate.families.rotary import rotary_tables
@@ -48,19 +48,7 @@ class Attention(modernbert.Attention):
 class Layer(modernbert.Layer):
     """ModernBertDecoderLayer."""
 
-    def __init__(self, a: Architecture, b: Build, kind: tuple[str, bool], index: int, env: Env) -> None:
-        name, h = f"model.layers.{index}", a.hidden_size
-        bias, width = bool(a.get("norm_bias", False)), int(a.get("intermediate_size"))
-        self.env, self.kind, self.width = env, kind[0], width
-        self.uses = (f"mask:{kind[0]}", f"rope:{kind[0]}")
-        self.act = str(a.get("hidden_activation", "gelu"))
-        self.dropout = float(a.get("mlp_dropout", 0.0))
-        self.attn_norm = None if kind[1] else LayerNorm(b, f"{name}.attn_norm", h, bias=bias)
-        self.attn = Attention(a, b, f"{name}.attn")
-        self.mlp_norm = LayerNorm(b, f"{name}.mlp_norm", h, bias=bias)
-        mlp_bias = bool(a.get("mlp_bias", False))
-        self.up = b.linear(f"{name}.mlp.Wi", h, 2 * width, mlp_bias)
-        self.down = b.linear(f"{name}.mlp.Wo", width, h, mlp_bias)
+    attention = Attention
 
     def __call__(self, f: Tape, x: Tensor) -> Tensor:
         """x [B, S, H] -> [B, S, H]."""
@@ -91,9 +79,7 @@ class Model:
         self.embed = b.embedding("model.embeddings.tok_embeddings", rows, h, entry=True)
         self.embed_norm = LayerNorm(b, "model.embeddings.norm", h, bias=bias)
         self.dropout = float(a.get("embedding_dropout", 0.0))
-        types = a.get("layer_types")
-        if not isinstance(types, (list, tuple)) or len(types) != a.num_hidden_layers:
-            raise Unsupported("the layer kinds of this `modernbert-decoder` config are not known")
+        types = kinds_of_layers(a, "layer_types")
         self.types = sorted(set(types))
         kinds = [(kind, index == 0) for index, kind in enumerate(types)]
         self.layers = Stack(b, kinds, lambda build, kind, i: Layer(a, build, kind, i, env))

@@ -11,7 +11,7 @@ from typing import Any
 from memlint.estimate.build import Build
 from memlint.estimate.engine.tape import Tape, Tensor
 from memlint.estimate.env import Env
-from memlint.estimate.errors import Unsupported, required
+from memlint.estimate.errors import kinds_of_layers, required
 from memlint.estimate.families.body import Body, keep_shared
 from memlint.estimate.families.delta import DeltaNet
 from memlint.estimate.families.llama import Attention
@@ -113,11 +113,9 @@ class Model(Body):
 
     def __init__(self, a: Architecture, b: Build, env: Env) -> None:
         super().__init__(a, b, env, SHAPE)
-        kinds = a.get("layer_types")
-        if not isinstance(kinds, (list, tuple)) or len(kinds) != a.num_hidden_layers:
-            raise Unsupported("the layer kinds of this `olmo_hybrid` config are not known")
+        kinds = kinds_of_layers(a, "layer_types")
         self.kinds = ["full"]
-        self.layers = Stack(b, list(kinds), lambda build, kind, index: Block(a, build, kind, index, env))
+        self.layers = Stack(b, kinds, lambda build, kind, index: Block(a, build, kind, index, env))
         self.finish(b, int(a.get("head_dim") or a.hidden_size // a.get("num_attention_heads")))
 
     def body(self, f: Tape, x: Tensor, batch: Any) -> Tensor:

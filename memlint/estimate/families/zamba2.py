@@ -16,7 +16,7 @@ from memlint.estimate.adapters import LoraLinear, matches
 from memlint.estimate.build import Build
 from memlint.estimate.engine.tape import Tape, Tensor
 from memlint.estimate.env import Batch, Env
-from memlint.estimate.errors import Unsupported
+from memlint.estimate.errors import kinds_of_layers
 from memlint.estimate.families.body import Body, keep_shared
 from memlint.estimate.families.mamba2_mixer import Mixer2, Sizes
 from memlint.estimate.families.norms import Norm
@@ -185,9 +185,7 @@ class Model(Body):
 
     def __init__(self, a: Architecture, b: Build, env: Env) -> None:
         super().__init__(a, b, env, SHAPE)
-        names = a.get("layers_block_type")
-        if not isinstance(names, (list, tuple)) or len(names) != a.num_hidden_layers:
-            raise Unsupported("the layer kinds of this `zamba2` config are not known")
+        names = kinds_of_layers(a, "layers_block_type")
         places = [index for index, name in enumerate(names) if name == "hybrid"]
         count = int(a.get("num_mem_blocks", 1))
         blocks = [
