@@ -39,6 +39,8 @@ TRACED: dict[str, dict[str, Any]] = {
     "autocast": {"weights": "fp32", "autocast": "bf16"},
     "checkpointing": {"checkpointing": "nonreentrant"},
     "lora": {"lora": LoraSettings()},
+    "eager": {"weights": "fp32", "attention": "eager"},
+    "reentrant": {"checkpointing": "reentrant"},
 }
 
 
@@ -161,11 +163,14 @@ def _given(kind: str, setup: str) -> tuple[dict[str, Any], list[tuple[Any, str, 
     side = side[0] if isinstance(side, list) else side
     pixels = torch.empty(ROWS, 3, side, side, device="cuda")
     inputs: dict[str, Any] = {"pixel_values": pixels}
-    if kind == "llava_next":
-        inputs = {"pixel_values": pixels.new_empty(ROWS, 5, 3, side, side), "image_sizes": [shape.image_pixels] * ROWS}
+    if kind.startswith(("llava_next", "llava_onevision")):
+        across = math.isqrt(shape.image_pixels or 0) // side
+        tiles = across**2 + 1
+        images = pixels.new_empty(ROWS, tiles, 3, side, side)
+        inputs = {"pixel_values": images, "image_sizes": [(1, 1)] * ROWS}
         patches += [
-            (module, "image_size_to_num_patches", lambda **options: 5),
-            (module, "get_anyres_image_grid_shape", lambda *args: (2, 2)),
+            (module, "image_size_to_num_patches", lambda **options: tiles),
+            (module, "get_anyres_image_grid_shape", lambda *args: (across, across)),
             (module, "unpad_image", lambda image, size: image),
         ]
     elif kind == "gemma4":

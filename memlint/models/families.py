@@ -16,6 +16,7 @@ def _names(text: str) -> tuple[str, ...]:
 FAMILIES: dict[str, tuple[str, ...]] = {
     "llama": _names(
         "llama mistral ministral ministral3 qwen2 qwen3 gemma gemma2 gemma3_text vaultgemma phi3 olmo olmo2 "
+        "glm_ocr_text "
         "granite smollm3 starcoder2 cohere stablelm ernie4_5 helium cwm internlm3 exaone qwen2_vl_text "
         "qwen2_5_vl_text qwen2_5_omni_text qwen3_vl_text glm4v_text mllama_text_model iquestcoder olmo3 cohere2 "
         "glm glm4 exaone4 nemotron seed_oss arcee hunyuan_v1_dense bitnet apertus hyperclovax jais2 nanochat"
@@ -59,7 +60,8 @@ FAMILIES: dict[str, tuple[str, ...]] = {
         "mistral3 llama4 glm4v glm46v glm4v_moe aya_vision cohere2_vision kimi_k25 video_llava vipllava "
         "got_ocr2 pixtral ovis2 deepseek_vl fuyu aria ernie4_5_vl_moe blip-2 instructblip lfm2_vl "
         "minimax_m3_vl step3p7 voxtral qwen2_audio qwen2_5_omni qwen2_5_omni_thinker qwen3_omni_moe "
-        "qwen3_omni_moe_thinker phi4_multimodal perception_lm lighton_ocr paddleocr_vl"
+        "qwen3_omni_moe_thinker phi4_multimodal perception_lm lighton_ocr paddleocr_vl "
+        "glm_ocr"
     ),
 }
 

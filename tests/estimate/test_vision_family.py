@@ -21,6 +21,11 @@ SETUPS: dict[str, dict[str, Any]] = {
     "autocast": {"training.precision": Precision(weights="fp32", autocast="bf16")},
     "checkpointing": {"training.precision": HALF, "training.checkpointing": Checkpointing(mode="full")},
     "lora": {"training.precision": HALF, "training.method": "lora", "training.lora": Lora()},
+    "eager": {"training.precision": Precision(weights="fp32", autocast=None), "training.attention": "eager"},
+    "reentrant": {
+        "training.precision": HALF,
+        "training.checkpointing": Checkpointing(mode="full", reentrant=True),
+    },
 }
 POINTS = [(kind, setup) for kind, peaks in PEAKS.items() for setup in peaks]
 

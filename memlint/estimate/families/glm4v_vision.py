@@ -1,12 +1,14 @@
 """The image tower of GLM-4.1V, 4.5V and 4.6V: Qwen's attention, positions sampled from a learned square, a convolution
-that joins four patches, a gated merger.
+that joins four patches, a gated merger. GLM-OCR's has no learned positions, but biases, and norms of queries and keys.
 
-Sources: transformers 5.24 models/{glm4v,glm46v,glm4v_moe}/modeling_*.py.
+Sources: transformers 5.24 models/{glm4v,glm46v,glm4v_moe,glm_ocr}/modeling_*.py.
 """
 
 from __future__ import annotations
 
+from functools import partial
 from math import isqrt
+from typing import Any
 
 from memlint.estimate.build import Build
 from memlint.estimate.engine.tape import Node, Tape, Tensor
@@ -21,18 +23,21 @@ from memlint.estimate.ops.images import convolution, requiring_grad, stacked
 from memlint.estimate.stack import Stack
 from memlint.models.architecture import Architecture
 
+OCR = "glm_ocr_vision"
 MOST_PIXELS = 14 * 14 * 4 * 6144
 """Most pixels of one image: max_pixels of Glm4vImageProcessor over its two frames
 (models/glm4v/image_processing_glm4v.py, transformers 5.24)."""
 
 
 class Attention(qwen_vision.Attention):
-    """Glm4vVisionAttention."""
+    """Glm4vVisionAttention and GlmOcrVisionAttention."""
 
-    def __init__(self, b: Build, name: str, width: int, heads: int, *, bias: bool) -> None:
+    def __init__(self, b: Build, name: str, width: int, heads: int, *, bias: bool, ocr: bool) -> None:
         self.heads, self.dim = heads, width // heads
         self.qkv = b.linear(f"{name}.qkv", width, 3 * width, bias)
-        self.proj = b.linear(f"{name}.proj", width, width)
+        self.proj = b.linear(f"{name}.proj", width, width, ocr and bias)
+        if ocr:
+            self.norms = RmsNorm(b, f"{name}.q_norm", self.dim), RmsNorm(b, f"{name}.k_norm", self.dim)
 
 
 class Gated:
@@ -40,10 +45,14 @@ class Gated:
     turned into parameters of its experts, which takes them from layers of the same names here.
     """
 
-    def __init__(self, whole: Architecture, b: Build, name: str, width: int, inner: int, act: str) -> None:
+    def __init__(
+        self, whole: Architecture, b: Build, name: str, width: int, inner: int, act: str, *, bias: bool = False
+    ) -> None:
         self.act = act
-        self.gate, self.up = (plain_linear(whole, b, f"{name}.{n}_proj", width, inner) for n in ("gate", "up"))
-        self.down = plain_linear(whole, b, f"{name}.down_proj", inner, width)
+        make: Any = b.linear if bias else partial(plain_linear, whole, b)
+        more = (True,) if bias else ()
+        self.gate, self.up = (make(f"{name}.{n}_proj", width, inner, *more) for n in ("gate", "up"))
+        self.down = make(f"{name}.down_proj", inner, width, *more)
 
     def __call__(self, f: Tape, x: Tensor) -> Tensor:
         """x [N, d] -> [N, d]."""
@@ -58,10 +67,11 @@ class Block:
         width = a.hidden_size
         self.env = env
         self.norm1, self.norm2 = RmsNorm(b, f"{name}.norm1", width), RmsNorm(b, f"{name}.norm2", width)
-        bias = bool(a.get("attention_bias", False))
-        self.attn = Attention(b, f"{name}.attn", width, int(a.get("num_heads")), bias=bias)
-        inner, act = int(a.get("out_hidden_size")), str(a.get("hidden_act", "silu"))
-        self.mlp = Gated(whole, b, f"{name}.mlp", width, inner, act)
+        ocr = a.model_type == OCR
+        bias = bool(a.get("attention_bias", ocr))
+        self.attn = Attention(b, f"{name}.attn", width, int(a.get("num_heads")), bias=bias, ocr=ocr)
+        inner, act = int(a.get("intermediate_size" if ocr else "out_hidden_size")), str(a.get("hidden_act", "silu"))
+        self.mlp = Gated(whole, b, f"{name}.mlp", width, inner, act, bias=ocr and bias)
 
     def __call__(self, f: Tape, x: Tensor) -> Tensor:
         """x [N, d] -> [N, d]."""
@@ -98,8 +108,10 @@ class Tower:
         channels = int(a.get("in_channels", 3))
         self.values = channels * times * self.patch**2
         self.limit = min(MOST_PIXELS, b.training.sequence_length * (self.patch * self.merge) ** 2)
-        rows = (int(a.get("image_size")) // self.patch) ** 2
-        self.positions = b.embedding(f"{name}.embeddings.position_embedding", rows, width)
+        ocr, self.positions = a.model_type == OCR, None
+        if not ocr:
+            rows = (int(a.get("image_size")) // self.patch) ** 2
+            self.positions = b.embedding(f"{name}.embeddings.position_embedding", rows, width)
         self.weight = b.parameter(f"{name}.patch_embed.proj.weight", width, channels, times, self.patch, self.patch)
         self.bias = b.parameter(f"{name}.patch_embed.proj.bias", width)
         for _ in range(2):
@@ -109,8 +121,9 @@ class Tower:
         self.project = b.linear(f"{name}.merger.proj", self.out, self.out)
         self.project_norm = LayerNorm(b, f"{name}.merger.post_projection_norm", self.out)
         act = str(a.get("hidden_act", "silu"))
-        self.merger = Gated(whole, b, f"{name}.merger", self.out, int(a.get("intermediate_size")), act)
-        self.first_norm = RmsNorm(b, f"{name}.post_conv_layernorm", width)
+        inner = self.out * channels if ocr else int(a.get("intermediate_size"))
+        self.merger = Gated(whole, b, f"{name}.merger", self.out, inner, act)
+        self.first_norm = None if ocr else RmsNorm(b, f"{name}.post_conv_layernorm", width)
         self.down = b.parameter(f"{name}.downsample.weight", self.out, width, self.merge, self.merge)
         self.down_bias = b.parameter(f"{name}.downsample.bias", self.out)
         self.last_norm = RmsNorm(b, f"{name}.post_layernorm", width)
@@ -127,6 +140,8 @@ class Tower:
 
     def placed(self, f: Tape, x: Tensor) -> Tensor:
         """Glm4vVisionEmbeddings."""
+        if self.positions is None:
+            return x
         table = cast(f, self.positions.weight, "fp32")
         wide = sampled(f, table, x.shape[0])
         places = cast(f, wide, self.positions.weight.dtype)
@@ -147,14 +162,16 @@ class Tower:
         x = convolution(f, given, self.weight, self.bias, (n, width))
         if env.checkpointing.mode != "none":
             x = requiring_grad(f, x)
-        x = self.first_norm(f, x)
+        if self.first_norm is not None:
+            x = self.first_norm(f, x)
         state = env.state
         high, wide = self.grid(size)
         state["lengths"] = {"full": [high * wide] * images}
         dim = width // self.heads
         state["vision rope"] = (f.new((1, 1, n, dim), "fp32"), f.new((1, 1, n, dim), "fp32"))
-        x = self.placed(f, x)
-        x = self.blocks(f, env, x)
+        patches = [self.placed(f, x)]
+        del x
+        x = self.blocks(f, env, patches)
         x = self.last_norm(f, x)
         count = n // self.merge**2
         x = convolution(f, x.view(count, width, self.merge, self.merge), self.down, self.down_bias, (count, self.out))

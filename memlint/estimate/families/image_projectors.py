@@ -1,8 +1,8 @@
-"""What stands between an image tower and the language model: LLaVA(-NeXT), PaliGemma, Gemma 3, Idefics3, InternVL, Aya
+"""What stands between an image tower and the language model: LLaVA, PaliGemma, Gemma 3, Idefics3, InternVL, Aya
 Vision, Command A Vision.
 
 Each class is a tower with its projector: pixels -> image tokens.
-Sources: transformers 5.24 models/<type>/modeling_*.py of llava, llava_next, paligemma, gemma3, idefics3, smolvlm,
+Sources: transformers 5.24 models/<type>/modeling_*.py of llava, paligemma, gemma3, idefics3, smolvlm,
 internvl, aya_vision and cohere2_vision; the numbers of tiles from their image processors.
 """
 
@@ -22,7 +22,7 @@ from memlint.estimate.families.vision_tower import KINDS, Tower, Unreached
 from memlint.estimate.ops.activations import activate
 from memlint.estimate.ops.basic import cast, cat, copy, mul, slice_of
 from memlint.estimate.ops.images import pooled, stacked
-from memlint.estimate.ops.linear import matmul
+from memlint.estimate.ops.linear import matmul, to_autocast
 from memlint.estimate.ops.views import split
 from memlint.models.architecture import Architecture
 
@@ -36,7 +36,9 @@ class Projected:
         if a.model_type not in KINDS:
             raise Unsupported(f"no memory model for an image tower of type `{a.model_type}` yet")
         self.whole, self.env = whole, env
-        self.tower = Tower(a, b, env, f"model.{name}", self.used(whole, a), bare=self.bare(whole, a))
+        self.tower = Tower(
+            a, b, env, f"model.{name}", self.used(whole, a), bare=self.bare(whole, a), taps=self.tapped(whole, a)
+        )
         idle, b.idle = b.idle, True
         heads = a.model_type == "siglip_vision_model" and a.get("vision_use_head", True)
         self.head = PoolingHead(a, b, f"model.{name}.head") if heads else None
@@ -52,6 +54,10 @@ class Projected:
     def bare(self, whole: Architecture, a: Architecture) -> bool:
         """Whether the last layer's output is taken before the norm behind it."""
         return False
+
+    def tapped(self, whole: Architecture, a: Architecture) -> list[int]:
+        """Layers before the last used one whose outputs have a part in the result too."""
+        return []
 
     def tiles(self, pixels: int | None) -> int:
         """Squares that the processor makes of one image."""
@@ -76,41 +82,69 @@ class Projected:
 
 
 class Llava(Projected):
-    """LlavaModel.get_image_features: the last layer but one, without the class token; two matrices."""
+    """LlavaModel.get_image_features: the last layer but one, or several, without the class token; two matrices."""
+
+    at = "model.multi_modal_projector"
+    names = ("linear_1", "linear_2")
 
     def __init__(self, whole: Architecture, a: Architecture, b: Build, env: Env, name: str) -> None:
         super().__init__(whole, a, b, env, name)
         bias = bool(whole.get("multimodal_projector_bias", True))
-        at = "model.multi_modal_projector"
-        self.first = b.linear(f"{at}.linear_1", self.width, self.out, bias)
-        self.second = b.linear(f"{at}.linear_2", self.out, self.out, bias)
+        self.chosen = numbered(whole, a)
+        wide = self.width * len(self.chosen)
+        self.norm = self.normed(b, wide)
+        self.first = b.linear(f"{self.at}.{self.names[0]}", wide, self.out, bias)
+        self.second = b.linear(f"{self.at}.{self.names[1]}", self.out, self.out, bias)
         self.act = str(whole.get("projector_hidden_act", "gelu"))
         clip = a.model_type == "clip_vision_model"
         self.cut = clip and whole.get("vision_feature_select_strategy", "default") == "default"
+        self.strided = not clip and self.used(whole, a) is not None
+        """States that no norm has laid out anew: they are strided as the patches' convolution left them."""
         b.idle, idle = True, b.idle
         if clip:
             LayerNorm(b, f"model.{name}.post_layernorm", self.width)
         b.idle = idle
 
+    def normed(self, b: Build, width: int) -> Any:
+        """The projector's norm, where it has one."""
+        return None
+
     def used(self, whole: Architecture, a: Architecture) -> int | None:
         """See Projected."""
-        layer = whole.get("vision_feature_layer", -2)
-        if not isinstance(layer, int):
-            raise Unsupported("no memory model for features of several layers of the image tower yet")
-        return a.num_hidden_layers + 1 + layer if layer < 0 else layer
+        return max(numbered(whole, a))
 
     def bare(self, whole: Architecture, a: Architecture) -> bool:
         """hidden_states[-1] is what the last layer gives."""
         return self.used(whole, a) == a.num_hidden_layers
 
+    def tapped(self, whole: Architecture, a: Architecture) -> list[int]:
+        """See Projected."""
+        chosen = numbered(whole, a)
+        return sorted({number - 1 for number in chosen if number != max(chosen)})
+
+    def selected(self, f: Tape, x: Tensor) -> Tensor:
+        """Features of one layer, or of several side by side, without the class token."""
+        if len(self.chosen) > 1:
+            tapped, last = self.tower.tapped, max(self.chosen)
+            parts = [x if number == last else tapped[number - 1] for number in self.chosen]
+            self.tower.tapped = {}
+            rows, count, width = x.shape
+            if self.cut:
+                parts = [slice_of(f, part, (rows, count - 1, width)) for part in parts]
+            return cat(f, *parts)
+        rows, count, width = x.shape
+        if self.cut:
+            x = slice_of(f, x, (rows, count - 1, width))
+        if rows > 1 and self.norm is None and (self.cut or self.strided):
+            # F.linear copies a view that is not contiguous (reshape in aten/src/ATen/native/LinearAlgebra.cpp).
+            x = copy(f, to_autocast(f, x))
+        return x
+
     def projected(self, f: Tape, x: Tensor) -> Tensor:
         """LlavaMultiModalProjector."""
-        if self.cut:
-            rows, count, width = x.shape
-            x = slice_of(f, x, (rows, count - 1, width))
-            if rows > 1:
-                # F.linear copies a view that is not contiguous (reshape in aten/src/ATen/native/LinearAlgebra.cpp).
-                x = copy(f, x)
+        x = self.selected(f, x)
+        if self.norm is not None:
+            x = self.norm(f, x)
         x = self.first(f, x)
         x = activate(f, x, self.act)
         result: Tensor = self.second(f, x)
@@ -123,33 +157,14 @@ class Llava(Projected):
         return stacked(f, tokens), [], [tokens, *held]
 
 
-class LlavaNext(Llava):
-    """LLaVA-NeXT: the image as a whole and in tiles, a learned vector at the end of each row of patches."""
-
-    def __init__(self, whole: Architecture, a: Architecture, b: Build, env: Env, name: str) -> None:
-        super().__init__(whole, a, b, env, name)
-        self.newline = b.parameter("model.image_newline", self.out)
-
-    def tiles(self, pixels: int | None) -> int:
-        """The best of image_grid_pinpoints for a square image (llava_next/image_processing_llava_next.py)."""
-        side = self.tower.image
-        return 2 if pixels is not None and isqrt(pixels) <= side else 5
-
-    def __call__(self, f: Tape, pixels: Tensor, images: int, size: int | None) -> Tokens:
-        """See Llava."""
-        x, held = self.states(f, pixels)
-        tokens = self.projected(f, x)
-        side, tiles, parts = isqrt(tokens.shape[1]), self.tiles(size), []
-        across = isqrt(tiles - 1)
-        whole = stacked(f, tokens)
-        for _ in range(images):
-            grid = copy(f, slice_of(f, whole, (tiles - 1, side * side, self.out)))
-            edge = across * side
-            rows = cat(f, grid.view(self.out, edge, edge), self.newline, shape=(self.out, edge, edge + 1))
-            first = slice_of(f, whole, (side * side, self.out))
-            count = edge * (edge + 1)
-            parts.append(cat(f, first, rows.view(count, self.out), shape=(side * side + count, self.out)))
-        return cat(f, *parts, shape=(sum(p.shape[0] for p in parts), self.out)), [], [*parts, *held]
+def numbered(whole: Architecture, a: Architecture) -> list[int]:
+    """Numbers of the hidden states that vision_feature_layer names: 0 is what goes into the first layer."""
+    named = whole.get("vision_feature_layer", -2)
+    found = [int(n) for n in (named if isinstance(named, (list, tuple)) else [named])]
+    found = [a.num_hidden_layers + 1 + n if n < 0 else n for n in found]
+    if not found or min(found) < 1:
+        raise Unsupported("no memory model for the embedded patches as features of the image tower yet")
+    return found
 
 
 class PaliGemma(Projected):

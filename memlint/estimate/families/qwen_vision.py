@@ -69,6 +69,9 @@ def rotate(f: Tape, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Ten
 class Attention:
     """VisionAttention: one call a chunk (image or window), or one call over all of them with flash."""
 
+    norms: Any = None
+    """Norms of queries and keys (GLM-OCR)."""
+
     def __init__(self, b: Build, name: str, width: int, heads: int, *, apart: bool = False) -> None:
         self.heads, self.dim = heads, width // heads
         self.qkv: Any = None
@@ -86,6 +89,8 @@ class Attention:
             q, k, v = (project(f, x).view(*shape) for project in self.apart)
         else:
             q, k, v = unbind(f, self.qkv(f, x), shape, 3)
+        if self.norms is not None:
+            q, k = self.norms[0](f, q), self.norms[1](f, k)
         cos, sin = env.state["vision rope"]
         q, k = rotate(f, q, k, cos, sin)
         result: Tensor

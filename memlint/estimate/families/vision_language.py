@@ -38,7 +38,12 @@ TOWERS: dict[str, tuple[str, str, str, str]] = {
     "qwen3_omni_moe_thinker": _QWEN,
     "llava": ("image_projectors", "Llava", "vision_tower", "language_model"),
     "llava:pixtral": ("pixtral", "Pixtral", "vision_tower", "language_model"),
-    "llava_next": ("image_projectors", "LlavaNext", "vision_tower", "language_model"),
+    "llava_next": ("llava_kin", "LlavaNext", "vision_tower", "language_model"),
+    "llava_next_video": ("llava_kin", "LlavaNext", "vision_tower", "language_model"),
+    "llava_onevision": ("llava_kin", "LlavaOnevision", "vision_tower", "language_model"),
+    "vipllava": ("llava_kin", "VipLlava", "vision_tower", "language_model"),
+    "video_llava": ("llava_kin", "VideoLlava", "image_tower", "language_model"),
+    "deepseek_vl": ("llava_kin", "DeepseekVl", "vision_model", "language_model"),
     "paligemma": ("image_projectors", "PaliGemma", "vision_tower", "language_model"),
     "gemma3": ("image_projectors", "Gemma3", "vision_tower", "language_model"),
     "idefics3": ("image_projectors", "Idefics3", "vision_model", "text_model"),
@@ -51,6 +56,7 @@ TOWERS: dict[str, tuple[str, str, str, str]] = {
     "internvl": ("image_projectors", "InternVl", "vision_tower", "language_model"),
     "glm4v": ("glm4v_vision", "Tower", "visual", "language_model"),
     "glm46v": ("glm4v_vision", "Tower", "visual", "language_model"),
+    "glm_ocr": ("glm4v_vision", "Tower", "visual", "language_model"),
     "glm4v_moe": ("glm4v_vision", "Tower", "visual", "language_model"),
     "lfm2_vl": ("siglip2_vision", "Lfm2Vl", "vision_tower", "language_model"),
     "qwen2_audio": ("audio_towers", "Qwen2Audio", "audio_tower", "language_model"),
@@ -66,7 +72,10 @@ the tower's own type behind a colon where a type takes several.
 AUDIO = ("qwen2_audio", "voxtral")
 """Types whose tower hears instead of sees."""
 
-UNCACHED = ("idefics3", "smolvlm", "llava_next", "mistral3", "llama4", "gemma4", "gemma4_unified")
+UNCACHED = (
+    *("llava_next", "llava_next_video", "llava_onevision", "video_llava"),
+    *("idefics3", "smolvlm", "mistral3", "llama4", "gemma4", "gemma4_unified"),
+)
 CACHED = tuple(kind for kind in TOWERS if kind not in UNCACHED)
 """Types whose language model makes a key-value cache in training too: trainers set ``use_cache`` of the outer config to
 False, but these read the inner one's, which is true unless a checkpoint says otherwise. Checkpointing turns it off. The

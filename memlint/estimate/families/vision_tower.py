@@ -5,7 +5,7 @@ Sources: transformers 5.24 models/{clip,siglip,idefics3,smolvlm,internvl,vit}/mo
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Sequence
 
 from memlint.estimate.build import Build
 from memlint.estimate.engine.tape import Tape, Tensor
@@ -163,9 +163,20 @@ class Tower:
     """
 
     def __init__(
-        self, a: Architecture, b: Build, env: Env, name: str, used: int | None = None, *, bare: bool = False
+        self,
+        a: Architecture,
+        b: Build,
+        env: Env,
+        name: str,
+        used: int | None = None,
+        *,
+        bare: bool = False,
+        taps: Sequence[int] = (),
     ) -> None:
         self.a, self.env = a, env
+        self.taps = taps
+        """Layers whose outputs are kept in :attr:`tapped` as well, for whoever calls the tower."""
+        self.tapped: dict[int, Tensor] = {}
         self.bare = bare
         """The result is the last layer's output as it is; the norm behind it runs, but gets no gradients."""
         kind = self.kind = KINDS[a.model_type]
@@ -204,7 +215,15 @@ class Tower:
 
     def _stack(self, b: Build, name: str, count: int, start: int) -> Stack:
         a, kind, env = self.a, self.kind, self.env
-        return Stack(b, ["layer"] * count, lambda build, _, i: Layer(a, build, f"{name}.{start + i}", kind, env))
+        make = lambda build, _, i: Layer(a, build, f"{name}.{start + i}", kind, env)  # noqa: E731
+        taps = [] if start else self.taps
+        # A tapped output is held by itself; the layer after it adds to its gradient.
+        return Stack(b, ["layer"] * count, make, alone=[*taps, *(i + 1 for i in taps)], taps=taps)
+
+    def _tap(self, f: Tape, env: Env, index: int, x: Tensor) -> Tensor:
+        if index in self.taps:
+            self.tapped[index] = x
+        return x
 
     def embedded(self, f: Tape, pixels: Tensor) -> Tensor:
         """Patches with their positions, and the class token before them."""
@@ -238,7 +257,10 @@ class Tower:
         x = self.embedded(f, pixels)
         if self.first_norm is not None:
             x = self.first_norm(f, x)
+        if self.taps:
+            self.layers.after = self._tap
         x = self.layers(f, env, x)
+        self.layers.after = None
         held: list[Any] = []
         if self.rest is not None:
             mark = len(f.nodes)
