@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from memlint.estimate.build import Build
 from memlint.estimate.compiled import compiled_step, expects, lowest_peak, told
+from memlint.estimate.engine.change import Peak
 from memlint.estimate.engine.pool import (
     COMMUNICATION,
     DECOMPOSED,
@@ -15,7 +16,6 @@ from memlint.estimate.engine.pool import (
     OPTIMIZER,
     PARAMETERS,
     TEMPORARIES,
-    Peak,
     rounded,
 )
 from memlint.estimate.engine.tape import Leaf, Tape, Tensor

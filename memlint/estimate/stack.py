@@ -7,69 +7,24 @@ from typing import Any, Callable, Hashable, Sequence
 from memlint.estimate.build import Build
 from memlint.estimate.engine.graph import Block
 from memlint.estimate.engine.pool import ACTIVATIONS, TEMPORARIES
-from memlint.estimate.engine.tape import Tape, Tensor
+from memlint.estimate.engine.tape import Leaf, Node, Tape, Tensor
 from memlint.estimate.env import Env
+from memlint.estimate.outputs import Outputs
+from memlint.estimate.periods import groups_of, last_apart
+from memlint.estimate.quantized import keeps_input
 from memlint.estimate.records import Record
 from memlint.estimate.units import Unit
+from memlint.job import TrainingJob
 
 Layer = Callable[..., Tensor]
 Place = tuple[int, Layer, "Unit | None"]
 """A layer's index in the stack, what runs it, and what is gathered for it."""
 
-MIN_REPEATS = 3
-"""Fewer equal periods than this are run as they are."""
-MAX_PERIOD = 12
-"""Longest pattern of layer kinds that is looked for (hybrid models repeat after 4 to 8 layers)."""
-
-
-def groups_of(kinds: Sequence[Hashable]) -> list[tuple[int, int, int]]:
-    """Divide a sequence of layer kinds into (start, period, count) runs.
-
-    A periodic run becomes its first layer, then one period from the second layer on that stands for all that follow:
-    every copy of that period comes after a layer of the same kind, so the one that is really run is in its steady
-    state. What is left over at the end runs as it is.
-    """
-    result: list[tuple[int, int, int]] = []
-    start, total = 0, len(kinds)
-    while start < total:
-        result.append((start, 1, 1))
-        period, length = _longest_run(kinds, start)
-        start += 1
-        count = (length - 1) // period
-        if count >= MIN_REPEATS - 1:
-            result.append((start, period, count))
-            start += period * count
-    return result
-
-
-def _last_apart(start: int, period: int, count: int) -> list[tuple[int, int, int]]:
-    """Run the last copy as well: its backward lets go of what another unit reduced, not of an equal one's."""
-    if count == 1:
-        return [(start, period, count)]
-    return [(start, period, count - 1), (start + period * (count - 1), period, 1)]
-
-
-def _longest_run(kinds: Sequence[Hashable], start: int) -> tuple[int, int]:
-    """Period and length of the periodic run at ``start`` that leaves the fewest layers to run."""
-    total = len(kinds)
-    best = (1, 1)
-    saved = 0
-    for period in range(1, min(MAX_PERIOD, (total - start) // MIN_REPEATS) + 1):
-        end = start + period
-        while end < total and kinds[end] == kinds[end - period]:
-            end += 1
-        length = end - start
-        count = (length - 1) // period
-        if count >= MIN_REPEATS - 1 and (count - 1) * period > saved:
-            saved = (count - 1) * period
-            best = (period, length)
-    return best
-
 
 class Part:
     """Layers that are run together, once for all equal parts of the stack."""
 
-    __slots__ = ("buffers", "count", "layers", "records")
+    __slots__ = ("anew", "buffers", "copies", "count", "layers", "leaves", "records")
 
     def __init__(self, layers: list[Place], count: int) -> None:
         self.layers = layers
@@ -77,6 +32,18 @@ class Part:
         self.records: list[Record] = []
         """Its parameters, and the bytes of its buffers."""
         self.buffers = 0
+        self.leaves: list[Leaf] = []
+        self.anew: Callable[[], list[Place]] | None = None
+        """Makes its layers once more, of parameters that are not recorded; None: they are run once."""
+        self.copies = [layers]
+
+    def copy(self, number: int) -> list[Place]:
+        """Layers that the stack has not run yet: after the first, those of other conditions."""
+        if self.anew is None:
+            return self.layers
+        while len(self.copies) <= number:
+            self.copies.append(self.anew())
+        return self.copies[number]
 
 
 class Stack:
@@ -107,9 +74,7 @@ class Stack:
         """Further inputs of a layer, made outside its checkpoint (its part of a tensor that holds all layers')."""
         self.keeps = False
         """The model keeps every layer's output (output_hidden_states) until :meth:`forget`."""
-        self.kept: dict[Part, Kept] = {}
-        self.latest: Part | None = None
-        """Whose output was kept last."""
+        self.outputs = Outputs()
         every = build.training.checkpointing.every
         total = len(kinds)
         trained = build.training.trainable_layers
@@ -142,22 +107,20 @@ class Stack:
         """
         parts: dict[Hashable, Part] = {}
         neighbours = [None, *self.keys, None]
-        flows = False
+        fixed = self.sharding.gathers or keeps_input(build.job) or _numbered(build.job)
         for index, key in enumerate(self.keys):
-            # A gradient flows back into every layer after the first one that is trained.
-            like = (
-                key,
-                neighbours[index],
-                flows,
-                neighbours[index + 2] if self.sharding.fully is not None else None,
-                index if index in self.alone else None,
-            )
+            like: tuple[Hashable, ...] = (key, index if index in self.alone else None)
+            if fixed:
+                # A gradient flows back into every layer after the first one that is trained.
+                after = neighbours[index + 2] if self.sharding.fully is not None else None
+                like = (*like, neighbours[index], self._flows(parts), after)
             part = parts.get(like)
             if part is None:
                 leaves, records, buffers = len(build.leaves), len(build.records), build.buffer_bytes
                 part = parts[like] = Part([layer(index)], 0)
+                part.leaves = build.leaves[leaves:]
                 part.records, part.buffers = build.records[records:], build.buffer_bytes - buffers
-                flows = flows or len(build.leaves) > leaves
+                part.anew = None if fixed else _again(build, part, layer, index)
             part.count += 1
             self.parts.append((index, part))
         for part in parts.values():
@@ -165,10 +128,13 @@ class Stack:
             for record in part.records:
                 record.count = part.count
 
+    def _flows(self, parts: dict[Hashable, Part]) -> bool:
+        return any(part.leaves for part in parts.values())
+
     def _periods(self, build: Build, layer: Callable[..., Place]) -> None:
         """Run one period for all of a periodic run: what is gathered and reduced around a layer is its neighbours'."""
         keys = [(key, index if index in self.taps else None) for index, key in enumerate(self.keys)]
-        for start, period, count in [part for run in groups_of(keys) for part in _last_apart(*run)]:
+        for start, period, count in [part for run in groups_of(keys) for part in last_apart(*run)]:
             build.count = count
             part = Part([layer(index, count) for index in range(start, start + period)], count)
             build.count = 1
@@ -186,18 +152,29 @@ class Stack:
         fully = self.sharding.fully
         if fully is not None:
             x = fully.before_layers(f, x)
-        done: dict[Part, Block] = {}
+        done: dict[Hashable, Block] = {}
+        neighbours = self.keeps or not f.alike
+        before: Part | None = None
+        runs: dict[Part, int] = {}
         for first, part in self.parts:
-            if part in done:
-                x = f.repeat_block(done[part], x)
+            like: Hashable = part
+            if part.anew is not None and part.count > 1:
+                like = part, _condition(f, env, x, held), before if neighbours else None
+            if like in done:
+                x = f.repeat_block(done[like], x)
                 if first in self.taps and self.after is not None:
                     x = self.after(f, env, first, x)
-                self._keep(part)
+                if self.keeps:
+                    self.outputs.repeat(part)
+                before = part
                 continue
             opened = None
-            if part.count > 1:
+            if part.count > 1 and (part.anew is None or before is not None):
                 opened, x = f.begin_block(x)
-            for index, layer, unit in part.layers:
+            elif part.count > 1 and not neighbours and not _leaf(f, x):
+                opened, x = f.begin_block(x, first=True)
+            number = runs[part] = runs.get(part, -1) + 1
+            for index, layer, unit in part.copy(number):
                 given = others if self.before is None else (*others, *self.before(f, index))
                 if unit is None:
                     x = env.call(f, layer, index, x, *given)
@@ -205,62 +182,29 @@ class Stack:
                     x = self.sharding.run(f, unit, _Call(env, layer, index), x, *given)
                 del given
                 held, env.left = env.left, None
-                if index != part.layers[-1][0]:
-                    self._keep(part, x)
+                if self.keeps and index != part.layers[-1][0]:
+                    self.outputs.keep(part, x)
             if opened is not None:
                 shared = [shared_by(env, layer) for index, layer, _ in part.layers if env.checkpointed(index)]
                 passing = None if fully is None or unit is None else fully.passing(unit)
-                done[part], x = f.end_block(opened, x, () if held is None else (held,), shared, passing)
+                block, x = f.end_block(opened, x, () if held is None else (held,), shared, passing)
+                if block.steady:
+                    done[like] = block
             if first in self.taps and self.after is not None:
                 x = self.after(f, env, first, x)
-            self._keep(part, x)
+            if self.keeps:
+                self.outputs.keep(part, x)
+            before = part
         last = fully or self.sharding.zero
         return x if last is None else last.after_layers(f, x)
 
-    def _keep(self, part: Part, x: Tensor | None = None) -> None:
-        if not self.keeps:
-            return
-        self.latest = part
-        if x is not None:
-            self.kept.setdefault(part, Kept()).tensors.append(x)
-        else:
-            self.kept[part].others += 1
-
     def drop_last(self, f: Tape) -> None:
         """Let the last layer's kept output go."""
-        kept = self.kept.get(self.latest) if self.latest is not None else None
-        if kept is None:
-            return
-        if not kept.others:
-            kept.tensors.pop()
-            return
-        kept.others -= 1
-        storage = kept.tensors[-1].storage
-        if storage is not None:
-            f.pool.add(-storage.size, storage.component)
+        self.outputs.drop_last(f)
 
     def forget(self, f: Tape) -> None:
-        """Let the kept outputs go; one that was handed from block to equal block stands for all of theirs."""
-        for kept in self.kept.values():
-            times = kept.others
-            while kept.tensors:
-                x = kept.tensors.pop()
-                component = x.storage.component if x.storage is not None else TEMPORARIES
-                before = f.pool.live
-                del x
-                f.pool.add(times * (f.pool.live - before), component)
-                times = 0
-        self.kept.clear()
-
-
-class Kept:
-    """Outputs of the layers of one part: of the last one it holds those of ``others`` equal parts too."""
-
-    __slots__ = ("others", "tensors")
-
-    def __init__(self) -> None:
-        self.tensors: list[Tensor] = []
-        self.others = 0
+        """Let the kept outputs go."""
+        self.outputs.forget(f)
 
 
 def shared_by(env: Env, layer: Layer) -> Any:
@@ -300,3 +244,52 @@ class _Call:
 def _trains(index: int, total: int, trained: int) -> bool:
     """method freeze: the last ``trained`` layers train (a negative number: the first ones)."""
     return index >= total - trained if trained >= 0 else index < -trained
+
+
+def _again(build: Build, part: Part, layer: Callable[[int], Place], index: int) -> Callable[[], list[Place]]:
+    """What makes the layer at ``index`` once more, as if it were another of its kind."""
+    then = dict(vars(build))
+
+    def make() -> list[Place]:
+        now = dict(vars(build))
+        vars(build).update(then, records=[], leaves=[])
+        made = layer(index)
+        for leaf, before in zip(build.leaves, part.leaves):
+            leaf.grad = before.grad if before.grad is True else None
+            leaf.sink = before.sink
+        vars(build).update(now)
+        return [made]
+
+    return make
+
+
+def _condition(f: Tape, env: Env, x: Tensor, held: Tensor | None) -> Hashable:
+    """What a layer finds when it begins: in equal conditions equal layers do the same."""
+    storage = x.storage
+    return (
+        x.node is None,
+        x.dtype,
+        x.shape,
+        None if storage is None else (storage.size, storage.component),
+        None if held is None else (held.dtype, held.shape),
+        tuple(env.state),
+    )
+
+
+def _leaf(f: Tape, x: Tensor) -> bool:
+    """Whether autocast caches its cast of a tensor, which is a leaf (see ``to_autocast``)."""
+    node = x.node
+    return f.autocast is not None and isinstance(node, Node) and not node.edges and node.backward is not None
+
+
+def _numbered(job: TrainingJob) -> bool:
+    """Whether parameters may be chosen by the numbers of their layers."""
+    training = job.training
+    targets = training.lora.targets if training.lora is not None else ()
+    patterns = (
+        *training.freeze,
+        *training.trainable_patterns,
+        *training.precision.fp32_modules,
+        *((targets,) if isinstance(targets, str) else targets),
+    )
+    return any("." in pattern and any(map(str.isdigit, pattern)) for pattern in patterns)

@@ -1,8 +1,8 @@
 """Jobs whose predicted bytes are kept in ``exact_bytes.jsonl``: every model type, each under a few of many setups.
 
 The tensors of the simulation die by Python's reference counting, so a prediction must not depend on how an interpreter
-treats the arguments of a call. ``held`` is the sum of what is live at every allocation of the step: a tensor that lives
-one allocation longer or shorter changes it, also where no peak does.
+treats the arguments of a call. ``held`` is the sum of what is live at every allocation of the step with all its layers
+run: a tensor that lives one allocation longer or shorter changes it, also where no peak does.
 """
 
 from __future__ import annotations
@@ -116,6 +116,19 @@ def runs(family: str) -> Iterator[dict[str, Any]]:
 
 def predicted(job: TrainingJob) -> dict[str, Any]:
     """The exact bytes of one step: each phase's peak and end, and the components of the highest."""
+    world = WORLD if job.parallelism.strategy != "none" else 1
+    step = run_step(job, (8, 0), world=world)
+    top = max(step.timeline, key=lambda phase: phase.peak_bytes)
+    return {
+        "phase": top.phase,
+        "components": {name: size for name, size in top.components.items() if size},
+        "phases": {phase.phase: [phase.peak_bytes, phase.end_bytes] for phase in step.timeline},
+        "held": held_of(job, world),
+    }
+
+
+def held_of(job: TrainingJob, world: int) -> int:
+    """The sum of what is live at every allocation of a step."""
     tape = Tape()
     pool = tape.pool
     held = 0
@@ -126,12 +139,6 @@ def predicted(job: TrainingJob) -> dict[str, Any]:
             held += pool.live
 
     pool.watch = watch
-    step = run_step(job, (8, 0), world=WORLD if job.parallelism.strategy != "none" else 1, tape=tape)
+    run_step(job, (8, 0), world=world, full=True, tape=tape)
     pool.watch = None
-    top = max(step.timeline, key=lambda phase: phase.peak_bytes)
-    return {
-        "phase": top.phase,
-        "components": {name: size for name, size in top.components.items() if size},
-        "phases": {phase.phase: [phase.peak_bytes, phase.end_bytes] for phase in step.timeline},
-        "held": held,
-    }
+    return held

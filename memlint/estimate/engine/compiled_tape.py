@@ -50,6 +50,8 @@ FUSED: frozenset[Backward] = frozenset(
 class CompiledTape(Tape):
     """One training step of a model that torch.compile has taken as one graph, its loss inside."""
 
+    alike = False
+
     def __init__(self, *, donates: bool = True, together: bool = True) -> None:
         super().__init__()
         self.one_mask = True
@@ -175,10 +177,10 @@ class CompiledTape(Tape):
         lay_down(out)
         return out
 
-    def begin_block(self, x: Tensor) -> tuple[Opened, Tensor]:
+    def begin_block(self, x: Tensor, *, first: bool = False) -> tuple[Opened, Tensor]:
         """Begin a block; its input is laid down."""
         lay_down(x)
-        return super().begin_block(x)
+        return super().begin_block(x, first=first)
 
     def end_block(
         self, opened: Opened, out: Tensor, others: Iterable[Tensor] = (), *shared: Any

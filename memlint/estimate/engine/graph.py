@@ -5,7 +5,8 @@ from __future__ import annotations
 from math import prod
 from typing import TYPE_CHECKING, Any, Callable, Protocol, Sequence
 
-from memlint.estimate.engine.pool import Change, Repeat, Storage
+from memlint.estimate.engine.change import Change, Repeat
+from memlint.estimate.engine.pool import Storage
 from memlint.units import DTYPE_BYTES
 
 if TYPE_CHECKING:
@@ -84,8 +85,10 @@ class Block:
 
     __slots__ = (
         "backward",
+        "entry",
         "forward",
         "gate",
+        "given",
         "held",
         "host_bytes",
         "later",
@@ -93,6 +96,7 @@ class Block:
         "nodes",
         "passing",
         "root",
+        "steady",
         "visits",
     )
 
@@ -110,7 +114,14 @@ class Block:
         self.nodes: list[Node | Visit] = []
         """The nodes of the run forward, until they run backward."""
         self.held: list[Any] = []
-        """What the nodes share with the rest of the model: it goes with the last of the equal blocks."""
+        """What checkpoints among the nodes share with the rest of the model: it goes after the last equal block."""
+        self.given: list[tuple[int, Storage]] = []
+        """What the nodes save of tensors from before the block: each goes during the last of the equal blocks, where
+        the run backward has its mark."""
+        self.entry = 0
+        """Mark of the stand-in for the block's input."""
+        self.steady = True
+        """Other blocks may be counted like it."""
         self.host_bytes = (0, 0)
         """What the runs forward and backward keep in host memory."""
         self.visits = 1
@@ -121,12 +132,14 @@ class Block:
 class Visit(Node):
     """One place of a repeated block on the tape; ``edges`` lead to what made its input."""
 
-    __slots__ = ("block", "place")
+    __slots__ = ("block", "own", "place")
 
     def __init__(self, block: Block, x: Tensor, component: int) -> None:
         super().__init__(None, (x.node,), ((x.shape, x.dtype),), (), None, component)
         self.block = block
         self.place = 0 if block.passing is None else block.passing.place
+        self.own: Storage | None = None
+        """The input of this one of the equal blocks, where something else had it too when the forward went on."""
 
 
 class Passing(Protocol):

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Callable
 
+from memlint.estimate.engine.change import NONE, Change, Cut, Outside, Peak, Repeat, Shift, Shifts, Stretch
+
 PARAMETERS, GRADIENTS, OPTIMIZER, ACTIVATIONS, LOGITS, TEMPORARIES, COMMUNICATION, INPUTS, DECOMPOSED = range(9)
 """Indexes into component vectors, in the order of ``memlint.estimate.result.COMPONENTS``.
 
@@ -22,38 +24,6 @@ ROUNDING = 512
 def rounded(size: int) -> int:
     """Bytes that the caching allocator counts for a request of ``size`` bytes (0 stays 0)."""
     return (size + 511) & ~511
-
-
-class Repeat:
-    """Storages made in the one run of a block, each of which stands for ``factor`` equal ones by now."""
-
-    __slots__ = ("factor",)
-
-    def __init__(self) -> None:
-        self.factor = 1
-
-
-class Change:
-    """What one run of a block does to the live bytes: each component at the highest point and at the end, counted from
-    the beginning.
-    """
-
-    __slots__ = ("end", "growth", "highest", "rise", "traced")
-
-    def __init__(self, highest: list[int], traced: list[int], end: list[int]) -> None:
-        self.highest = highest
-        self.traced = traced
-        """As ``highest``, while decomposed temporaries are alive; nothing where there were none."""
-        self.end = end
-        self.rise = sum(highest)
-        self.growth = sum(end)
-
-
-Peak = tuple[int, list[int]]
-"""Bytes and their components."""
-NONE: Peak = (0, [])
-Outside = tuple[list[int], Peak, Peak]
-"""What a pool held when a block began, and its peaks until then."""
 
 
 class Storage:
@@ -89,14 +59,49 @@ class Storage:
 
     def relabel(self, component: int) -> None:
         """Count the block under another component from now on (a saved temporary is an activation)."""
-        components = self.pool.components
+        pool = self.pool
+        components = pool.components
         size = self.size
         repeat = self.repeat
         if repeat is not None:
             size *= repeat.factor
+        running = pool.repeat
+        given = running is not None and repeat is not running and running.input != id(self)
+        if given:
+            # Of the blocks that are counted like this one, none finds it as this one did.
+            pool.cut(pool.mark(), ((self.component, -size), (component, size)))
         components[self.component] -= size
         components[component] += size
         self.component = component
+        if given:
+            pool.restart()
+
+
+class Entry(Storage):
+    """Stands for a block's input, which something outside may hold longer than the block does."""
+
+    __slots__ = ("__weakref__", "mark", "twin")
+
+    def __init__(self, other: Storage) -> None:
+        pool = other.pool
+        peak = pool.peak, pool.peak_components
+        super().__init__(pool, other.size, other.component)
+        pool.peak, pool.peak_components = peak
+        self.mark = pool.mark()
+        self.twin: Storage | None = None
+        """The input itself, where it lives as long as this at least."""
+
+    def __del__(self) -> None:
+        running = self.pool.cut(self.mark)
+        super().__del__()
+        if running:
+            self.pool.restart()
+
+    def become(self, other: Storage) -> None:
+        """Stand for the input no longer, but hold it."""
+        self.pool.silently(-self.size, self.component)
+        self.size = 0
+        self.twin = other
 
 
 class Decomposed(Storage):
@@ -131,9 +136,16 @@ class Pool:
         """Told of every storage's beginning (its size) and end (0); None with a size: scratch inside a kernel."""
         self.repeat: Repeat | None = None
         """The repeat under way; storages made now belong to it."""
+        self.cuts: list[Cut] = []
+        """The peaks of the run under way between its marks."""
+        self.marks = 0
 
     def begin(self) -> None:
         """Start a phase: the peak restarts at what is live."""
+        self.restart()
+
+    def restart(self) -> None:
+        """Let the peaks begin anew at what is live."""
         self.peak = self.live
         self.peak_components = self.components[:]
         self.traced = NONE
@@ -188,37 +200,72 @@ class Pool:
         self.repeat = repeat
         return outside
 
-    def leave(self, outside: Outside) -> Change:
-        """End the run and say what it changed."""
-        before, peak, traced = outside
-        highest = [at_peak - first for at_peak, first in zip(self.peak_components, before)]
-        highest_traced = [at_peak - first for at_peak, first in zip(self.traced[1], before)]
-        end = [now - first for now, first in zip(self.components, before)]
-        if peak[0] >= self.peak:
-            self.peak, self.peak_components = peak
-        if traced[0] >= self.traced[0]:
-            self.traced = traced
-        self.repeat = None
-        return Change(highest, highest_traced, end)
+    def mark(self) -> int:
+        """A new mark, for something that a block lets go."""
+        self.marks += 1
+        return self.marks
 
-    def again(self, change: Change, swap: Callable[[], None] | None = None) -> None:
+    def cut(self, mark: int, shift: Shift = ()) -> bool:
+        """Note the peaks of the run under way until something is let go that outlives it in some of the equal blocks,
+        or is labelled anew that comes so to the next.
+
+        Whether one is under way; the caller lets go and calls :meth:`restart`.
+        """
+        if self.repeat is None:
+            return False
+        self.cuts.append(((self.peak, self.peak_components), self.traced, mark, shift))
+        return True
+
+    def leave(self, outside: Outside) -> Change:
+        """End the run and say what it changed; the peaks are those outside, for the caller to :meth:`rise` from."""
+        before, peak, traced = outside
+        change = Change(before, self.cuts, (self.peak, self.peak_components), self.traced, self.components)
+        self.cuts.clear()
+        self.peak, self.peak_components = peak
+        self.traced = traced
+        self.repeat = None
+        return change
+
+    def rise(self, base: list[int], live: int, change: Change, shifts: Shifts | None = None) -> None:
+        """Let the peaks be what a run that changes ``base``, ``live`` bytes, comes to."""
+        if not shifts:
+            self._reach(base, live, change.highest, change.traced)
+            return
+        base = base[:]
+        for stretch in change.stretches:
+            self._reach(base, live, stretch, stretch)
+            for component, size in shifts.get(stretch.mark, ()):
+                base[component] += size
+                live += size
+
+    def _reach(self, base: list[int], live: int, highest: Stretch, traced: Stretch) -> None:
+        if live + highest.rise > self.peak:
+            self.peak = live + highest.rise
+            self.peak_components = [now + more for now, more in zip(base, highest.highest)]
+        if traced.traced and live + traced.traced_rise > self.traced[0]:
+            self.traced = live + traced.traced_rise, [now + more for now, more in zip(base, traced.traced)]
+
+    def again(self, change: Change, swap: Callable[[], None] | None = None, shifts: Shifts | None = None) -> None:
         """Count an equal block, which is not run, from what the one that ran has changed.
 
         ``swap`` puts what that block hands over in the place of what it was given, where the two differ in size.
         """
-        components = self.components
-        if self.live + change.rise > self.peak:
-            self.peak = self.live + change.rise
-            self.peak_components = [now + more for now, more in zip(components, change.highest)]
-        if change.traced and self.live + sum(change.traced) > self.traced[0]:
-            traced = [now + more for now, more in zip(components, change.traced)]
-            self.traced = sum(traced), traced
-        after, live = [now + more for now, more in zip(components, change.end)], self.live + change.growth
+        components, live = self.components, self.live
+        self.rise(components, live, change, shifts)
+        after, live = [now + more for now, more in zip(components, change.end)], live + change.growth
+        for component, size in [pair for shift in shifts.values() for pair in shift] if shifts else ():
+            after[component] += size
+            live += size
         if swap is not None:
             peak = self.peak, self.peak_components
             swap()
             self.peak, self.peak_components = peak
         self.components, self.live = after, live
+
+    def silently(self, size: int, component: int) -> None:
+        """Count ``size`` bytes that are there in the stead of others: no peak comes of it."""
+        self.live += size
+        self.components[component] += size
 
     def hand_over(self, storage: Storage) -> None:
         """Let a block's output (or outgoing gradient) count once: the next equal block makes its own."""

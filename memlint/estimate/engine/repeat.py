@@ -11,10 +11,13 @@ whichever block was counted last.
 
 from __future__ import annotations
 
+from sys import getrefcount
 from typing import TYPE_CHECKING, Any, Iterable
+from weakref import ref
 
+from memlint.estimate.engine.change import Repeat, Shifts
 from memlint.estimate.engine.graph import Block, Node, Passing, Tensor, Visit
-from memlint.estimate.engine.pool import TEMPORARIES, Repeat
+from memlint.estimate.engine.pool import TEMPORARIES, Entry, Pool, Storage
 
 if TYPE_CHECKING:
     from memlint.estimate.engine.tape import Tape
@@ -23,69 +26,169 @@ if TYPE_CHECKING:
 class Opened:
     """A block whose run forward is under way."""
 
-    def __init__(self, tape: Tape, x: Tensor) -> None:
+    def __init__(self, tape: Tape, x: Tensor, *, first: bool = False) -> None:
+        """``first``: unlike the input of its equals, this one's may be held from outside; it runs on a stand-in."""
         self.gate = None if x.node is None else Node(None, (), (), (), None, TEMPORARIES)
         self.source = Tensor(x.shape, x.dtype, None, x.node)
-        self.input = id(x.storage)
-        self.first, self.host_bytes = len(tape.nodes), tape.host_bytes
+        storage = x.storage
+        self.own: Storage | None = None
+        self.mark = 0
+        if first and storage is not None:
+            self.own = storage
+            storage = stand_in = Entry(storage)
+            self.mark, self.stand_in = stand_in.mark, ref(stand_in)
         self.made = Repeat()
+        self.made.input = id(storage)
+        self._entry: Tensor | None = Tensor(x.shape, x.dtype, storage, self.gate)
+        self.nodes, self.host_bytes = len(tape.nodes), tape.host_bytes
         self.outside = tape.pool.enter(self.made)
 
-    def entry(self, x: Tensor) -> Tensor:
+    def entry(self) -> Tensor:
         """The input as the block sees it: its gradient waits at the gate."""
-        return Tensor(x.shape, x.dtype, x.storage, self.gate)
+        x, self._entry = self._entry, None
+        assert x is not None
+        return x
 
     def end(
         self, tape: Tape, out: Tensor, others: Iterable[Tensor], shared: Iterable[Any], passing: Passing | None
     ) -> tuple[Block, Tensor]:
         """See :meth:`Tape.end_block`."""
-        nodes = tape.nodes[self.first :]
-        del tape.nodes[self.first :]
+        pool, nodes = tape.pool, tape.nodes[self.nodes :]
+        del tape.nodes[self.nodes :]
         tape.saving = -1
-        held = [*shared, *self._given(nodes)] if nodes else []
+        given, entries = _given(pool, nodes, self.made)
         for tensor in (out, *others):
             if tensor.storage is not None:
-                tape.pool.hand_over(tensor.storage)
-        block = Block(tape.pool.leave(self.outside), self.made, self.gate, out.node)
+                pool.hand_over(tensor.storage)
+        block = Block(pool.leave(self.outside), self.made, self.gate, out.node)
         block.host_bytes = (tape.host_bytes - self.host_bytes, 0)
-        block.nodes, block.held, block.passing = nodes, held, passing
-        if out.node is None:
+        block.nodes, block.given, block.passing, block.entry = nodes, given, passing, self.mark
+        if nodes:
+            block.held = [*shared]
+        visit = None if out.node is None else Visit(block, self.source, tape.component)
+        if self.own is None:
+            pool.rise(self.outside[0], sum(self.outside[0]), block.forward, block.forward.own)
+        else:
+            self._settle(pool, block, visit, len({id(tensor) for tensor in entries}))
+        if visit is None:
             return block, out
-        visit = Visit(block, self.source, tape.component)
         tape.nodes.append(visit)
         return block, Tensor(out.shape, out.dtype, out.storage, visit)
 
-    def _given(self, nodes: list[Node]) -> list[Any]:
-        """What nodes save of tensors that were there before the block, beside its input."""
-        saved = [tensor.storage for node in nodes for tensor in node.saved if tensor is not None]
-        return [s for s in saved if s is not None and s.repeat is not self.made and id(s) != self.input]
+    def _settle(self, pool: Pool, block: Block, visit: Visit | None, savers: int) -> None:
+        """Put the input itself in the place of its stand-in, which ``savers`` saved tensors hold."""
+        (own, self.own), before = (self.own, None), self.outside[0]
+        assert own is not None
+        entry = self.stand_in()
+        size, component = own.size, own.component
+        before[component] -= size
+        held = getrefcount(own) > 2
+        shifts = dict(block.forward.own)
+        if held and entry is None:
+            shifts[self.mark] = ((component, size),)
+        pool.rise(before, sum(before), block.forward, shifts)
+        if entry is None:
+            return
+        own.relabel(entry.component)
+        # Beside what is saved, this variable and the function's argument refer to it.
+        block.steady = visit is not None and getrefcount(entry) == savers + 2
+        if held and visit is not None and block.steady:
+            pool.silently(-size, entry.component)
+            visit.own = own
+        elif held:
+            entry.become(own)
+
+
+class Watched(Tensor):
+    """A saved tensor from before the block, in the node that lets it go last."""
+
+    __slots__ = ("mark", "pool")
+
+    def __init__(self, tensor: Tensor, pool: Pool) -> None:
+        super().__init__(tensor.shape, tensor.dtype, tensor.storage, tensor.node)
+        self.pool = pool
+        self.mark = pool.mark()
+
+    def __del__(self) -> None:
+        if self.pool.cut(self.mark):
+            self.pool.restart()
+
+
+def _given(pool: Pool, nodes: list[Node], made: Repeat) -> tuple[list[tuple[int, Storage]], list[Tensor]]:
+    """What nodes save of tensors that were there before the block, and of its input."""
+    given: list[tuple[int, Storage]] = []
+    entries: list[Tensor] = []
+    seen = set()
+    for node in nodes:
+        for place, tensor in enumerate(node.saved):
+            storage = None if tensor is None else tensor.storage
+            if tensor is None or storage is None or storage.repeat is made:
+                continue
+            key = id(storage)
+            if key == made.input:
+                entries.append(tensor)
+            elif key not in seen:
+                seen.add(key)
+                watched = Watched(tensor, pool)
+                node.saved = (*node.saved[:place], watched, *node.saved[place + 1 :])
+                given.append((watched.mark, storage))
+    return given, entries
 
 
 def revisit(tape: Tape, visit: Visit) -> list[Tensor | None]:
     """The backward of one of the equal blocks: the gradient of its input."""
-    block = visit.block
+    block, pool = visit.block, tape.pool
     block.visits -= 1
+    shifts: Shifts = {}
+    own, visit.own = visit.own, None
+    if own is not None:
+        size, component = own.size, own.component
+        if getrefcount(own) > 2:
+            shifts[block.entry] = ((component, size),)
+        else:
+            # The change takes it away.
+            own = None
+            pool.silently(size, component)
+    if block.visits:
+        pass
+    elif block.backward is None:
+        block.given.clear()
+    else:
+        _let_go(pool, block.given, shifts)
     if block.backward is None:
-        grad = _run_back(tape, block, visit)
+        grad = _run_back(tape, block, visit, shifts)
     else:
         grad = visit.grad
         visit.grad = None
         passing = block.passing
         swap = None if passing is None else lambda: passing.backward(tape, visit.place)
-        tape.pool.again(block.backward, swap)
+        pool.again(block.backward, swap, shifts)
         tape.host_bytes += block.host_bytes[1]
         block.later.factor += 1
         if block.gate is None and grad is not None and grad.storage is not None:
             # The one real gradient goes here, and has been counted already.
-            tape.pool.add(grad.storage.size, grad.storage.component)
+            pool.add(grad.storage.size, grad.storage.component)
     if not block.visits:
         block.held.clear()
     return [grad]
 
 
-def _run_back(tape: Tape, block: Block, visit: Visit) -> Tensor | None:
+def _let_go(pool: Pool, given: list[tuple[int, Storage]], shifts: Shifts) -> None:
+    """Let go what the last of the equal blocks lets go, and say from which mark of its run on it is gone."""
+    while given:
+        mark, storage = given.pop()
+        live, component = pool.live, storage.component
+        del storage
+        if pool.live != live:
+            shifts[mark] = ((component, pool.live - live),)
+            pool.silently(live - pool.live, component)
+
+
+def _run_back(tape: Tape, block: Block, visit: Visit, shifts: Shifts) -> Tensor | None:
     pool, root, floor = tape.pool, block.root, len(tape.nodes)
     count, block.made.factor = block.made.factor, 1
+    if visit.grad is not None:
+        block.later.input = id(visit.grad.storage)
     outside, host_bytes = pool.enter(block.later), tape.host_bytes
     if visit.grad is not None and isinstance(root, Node):
         root.grad = visit.grad
@@ -99,6 +202,9 @@ def _run_back(tape: Tape, block: Block, visit: Visit) -> Tensor | None:
         if node.grad is not None and node.grad.storage is not None:
             pool.hand_over(node.grad.storage)
     block.backward = pool.leave(outside)
+    pool.rise(outside[0], sum(outside[0]), block.backward, {**block.backward.own, **shifts})
+    for ((component, size),) in shifts.values():
+        pool.silently(size, component)
     block.host_bytes = (block.host_bytes[0], tape.host_bytes - host_bytes)
     block.made.factor = count
     gate = block.gate

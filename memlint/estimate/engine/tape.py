@@ -11,6 +11,7 @@ from math import prod
 from sys import getrefcount
 from typing import TYPE_CHECKING, Any, Callable, Iterable
 
+from memlint.estimate.engine.change import Repeat
 from memlint.estimate.engine.graph import Backward, Block, Passing, Visit
 from memlint.estimate.engine.graph import Leaf as Leaf
 from memlint.estimate.engine.graph import Node as Node
@@ -23,7 +24,6 @@ from memlint.estimate.engine.pool import (
     TEMPORARIES,
     Decomposed,
     Pool,
-    Repeat,
     Storage,
 )
 from memlint.estimate.engine.recompute import checkpoint, replay
@@ -42,6 +42,9 @@ def cast_backward(f: Tape, node: Node, grad: Tensor) -> tuple[Tensor]:
 
 class Tape:
     """One training step under way: a pool, the graph built so far, and the modes PyTorch would be in."""
+
+    alike = True
+    """What a layer does to the live bytes depends on its input alone, not on the layers before."""
 
     def __init__(self) -> None:
         self.pool = Pool()
@@ -281,10 +284,13 @@ class Tape:
         leaf.grad = grad
         leaf.dense = cast
 
-    def begin_block(self, x: Tensor) -> tuple[Opened, Tensor]:
-        """Begin a part of the model that is run once and stands for all equal ones; the input to run it on."""
-        opened = Opened(self, x)
-        return opened, opened.entry(x)
+    def begin_block(self, x: Tensor, *, first: bool = False) -> tuple[Opened, Tensor]:
+        """Begin a part of the model that is run once and stands for all equal ones; the input to run it on.
+
+        ``first``: something outside may hold the input of this one longer than the block does.
+        """
+        opened = Opened(self, x, first=first)
+        return opened, opened.entry()
 
     def end_block(
         self,

@@ -248,7 +248,9 @@ class Model(Body):
         if isinstance(kinds, (list, tuple)) and len(kinds) == len(sparse):
             sparse = [kind == "sparse" for kind in kinds]
         self.kinds = ["full"]
-        self.layers = Stack(b, sparse, lambda build, kind, index: Block(a, build, kind, index, env))
+        # The first layer gets no choice of a layer before.
+        first = [0] if a.model_type == "glm_moe_dsa" else []
+        self.layers = Stack(b, sparse, lambda build, kind, index: Block(a, build, kind, index, env), alone=first)
         self.finish(b, int(a.get("qk_rope_head_dim")))
 
     def share(self, f: Tape, x: Tensor) -> None:
