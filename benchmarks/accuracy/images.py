@@ -175,7 +175,7 @@ def _given(kind: str, setup: str) -> tuple[dict[str, Any], list[tuple[Any, str, 
         ]
     elif kind == "gemma4":
         return _gemma4(module, patches)
-    elif kind in ("mistral3", "llava_pixtral"):
+    elif kind in ("mistral3", "lighton_ocr", "llava_pixtral"):
         inputs["image_sizes"] = Numbers([(side, side)] * ROWS)
         patches.append((torch, "as_tensor", _as_tensor))
     elif kind == "llama4":
@@ -272,6 +272,8 @@ def traced(kind: str, setup: str) -> Any:
 
         head = "AutoModelForMultimodalLM" if kind in media.AUDIO else "AutoModelForImageTextToText"
         stack.enter_context(mock.patch.dict(build_module.HEADS, {"causal": head}))
+        if kind in media.COMPOSED:
+            stack.enter_context(mock.patch.object(run_module, "make_model", media.eager_outside(run_module.make_model)))
         if kind in media.AUDIO:
             stack.enter_context(mock.patch.object(run_module, "make_model", media.trained(run_module.make_model)))
         stack.enter_context(mock.patch.object(run_module, "make_inputs", inputs))

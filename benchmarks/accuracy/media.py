@@ -22,6 +22,10 @@ AUDIO = ("qwen2_audio", "voxtral")
 """Types whose frozen tables of positions train after from_pretrained (see memlint/estimate/families/whisper.py)."""
 
 
+COMPOSED = ("got_ocr2",)
+"""Types that take sdpa for their language model alone, and refuse it for the whole."""
+
+
 def ids(*shape: int) -> torch.Tensor:
     """Numbers whose values nobody looks at."""
     return torch.empty(shape, dtype=torch.long, device="cuda")
@@ -138,7 +142,48 @@ def gemma4_unified() -> Given:
     return given, [*unchecked(module), chosen(counts), (fake(), "tolist", lambda tensor: [256] * ROWS)]
 
 
+def ovis2() -> Given:
+    """One image a row; the words around it are put at one place each."""
+    whole = torch.Tensor.__setitem__
+
+    def put(self: torch.Tensor, at: Any, value: Any) -> Any:
+        masked = isinstance(at, torch.Tensor) and at.dtype == torch.bool
+        return whole(self, (ids(ROWS), ids(ROWS)) if masked else at, value)
+
+    patches: Patches = [
+        *unchecked(module_of("ovis2")),
+        (torch.Tensor, "__setitem__", put),
+        (torch.Tensor, "any", lambda tensor: True),
+    ]
+    return {"pixel_values": torch.empty(ROWS, 3, 224, 224, device="cuda")}, patches
+
+
+def idefics2() -> Given:
+    """One image of 420 x 420 a row, which fills the batch."""
+    module, side = module_of("idefics2"), 420
+
+    def features(self: Any, pixels: torch.Tensor, mask: Any = None, **options: Any) -> Any:
+        pixels = pixels.to(dtype=self.dtype).view(ROWS, *pixels.shape[2:])
+        empty = (pixels == 0.0).sum(dim=(-1, -2, -3))
+        del empty
+        pixels = pixels[ids(ROWS)].contiguous()
+        patches = torch.ones((ROWS, side // 14, side // 14), dtype=torch.bool, device="cuda")
+        outputs = self.vision_model(pixel_values=pixels, patch_attention_mask=patches, **options)
+        tokens = self.connector(outputs.last_hidden_state, attention_mask=patches.view(ROWS, -1))
+        outputs.pooler_output = [part.reshape(-1, part.shape[-1]) for part in tokens.split([1] * ROWS)]
+        return outputs
+
+    patches: Patches = [
+        *unchecked(module),
+        (module.Idefics2Model, "get_image_features", features),
+        (module, "create_bidirectional_mask", masked(False)),
+    ]
+    return {"pixel_values": torch.empty(ROWS, 1, 3, side, side, device="cuda")}, patches
+
+
 GIVEN: dict[str, Callable[[], Given]] = {
+    "ovis2": ovis2,
+    "idefics2": idefics2,
     "gemma3n": gemma3n,
     "gemma4_unified": gemma4_unified,
     "lfm2_vl": lfm2_vl,
@@ -156,5 +201,15 @@ def trained(make_model: Callable[..., Any]) -> Callable[..., Any]:
         for parameter in model.parameters():
             parameter.requires_grad_(True)
         return model
+
+    return made
+
+
+def eager_outside(make_model: Callable[..., Any]) -> Callable[..., Any]:
+    """``make_model`` with the asked attention for the language model alone, as a model has it that is asked for none."""
+
+    def made(*args: Any, attention: str, **options: Any) -> Any:
+        inside: Any = {"": "eager", "vision_config": "eager", "text_config": attention}
+        return make_model(*args, attention=inside, **options)
 
     return made

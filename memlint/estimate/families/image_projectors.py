@@ -1,8 +1,8 @@
-"""What stands between an image tower and the language model: LLaVA, PaliGemma, Gemma 3, Idefics3, InternVL, Aya
-Vision, Command A Vision.
+"""What stands between an image tower and the language model: PaliGemma, Gemma 3, Idefics3, InternVL, Aya Vision,
+Command A Vision.
 
 Each class is a tower with its projector: pixels -> image tokens.
-Sources: transformers 5.24 models/<type>/modeling_*.py of llava, paligemma, gemma3, idefics3, smolvlm,
+Sources: transformers 5.24 models/<type>/modeling_*.py of paligemma, gemma3, idefics3, smolvlm,
 internvl, aya_vision and cohere2_vision; the numbers of tiles from their image processors.
 """
 
@@ -20,9 +20,9 @@ from memlint.estimate.families.pieces import LayerNorm
 from memlint.estimate.families.pooling_head import PoolingHead
 from memlint.estimate.families.vision_tower import KINDS, Tower, Unreached
 from memlint.estimate.ops.activations import activate
-from memlint.estimate.ops.basic import cast, cat, copy, mul, slice_of
+from memlint.estimate.ops.basic import cast, copy, mul, slice_of
 from memlint.estimate.ops.images import pooled, stacked
-from memlint.estimate.ops.linear import matmul, to_autocast
+from memlint.estimate.ops.linear import matmul
 from memlint.estimate.ops.views import split
 from memlint.models.architecture import Architecture
 
@@ -79,92 +79,6 @@ class Projected:
             Unreached(f.nodes[mark:])
             del f.nodes[mark:], vector
         return x, [x, *held]
-
-
-class Llava(Projected):
-    """LlavaModel.get_image_features: the last layer but one, or several, without the class token; two matrices."""
-
-    at = "model.multi_modal_projector"
-    names = ("linear_1", "linear_2")
-
-    def __init__(self, whole: Architecture, a: Architecture, b: Build, env: Env, name: str) -> None:
-        super().__init__(whole, a, b, env, name)
-        bias = bool(whole.get("multimodal_projector_bias", True))
-        self.chosen = numbered(whole, a)
-        wide = self.width * len(self.chosen)
-        self.norm = self.normed(b, wide)
-        self.first = b.linear(f"{self.at}.{self.names[0]}", wide, self.out, bias)
-        self.second = b.linear(f"{self.at}.{self.names[1]}", self.out, self.out, bias)
-        self.act = str(whole.get("projector_hidden_act", "gelu"))
-        clip = a.model_type == "clip_vision_model"
-        self.cut = clip and whole.get("vision_feature_select_strategy", "default") == "default"
-        self.strided = not clip and self.used(whole, a) is not None
-        """States that no norm has laid out anew: they are strided as the patches' convolution left them."""
-        b.idle, idle = True, b.idle
-        if clip:
-            LayerNorm(b, f"model.{name}.post_layernorm", self.width)
-        b.idle = idle
-
-    def normed(self, b: Build, width: int) -> Any:
-        """The projector's norm, where it has one."""
-        return None
-
-    def used(self, whole: Architecture, a: Architecture) -> int | None:
-        """See Projected."""
-        return max(numbered(whole, a))
-
-    def bare(self, whole: Architecture, a: Architecture) -> bool:
-        """hidden_states[-1] is what the last layer gives."""
-        return self.used(whole, a) == a.num_hidden_layers
-
-    def tapped(self, whole: Architecture, a: Architecture) -> list[int]:
-        """See Projected."""
-        chosen = numbered(whole, a)
-        return sorted({number - 1 for number in chosen if number != max(chosen)})
-
-    def selected(self, f: Tape, x: Tensor) -> Tensor:
-        """Features of one layer, or of several side by side, without the class token."""
-        if len(self.chosen) > 1:
-            tapped, last = self.tower.tapped, max(self.chosen)
-            parts = [x if number == last else tapped[number - 1] for number in self.chosen]
-            self.tower.tapped = {}
-            rows, count, width = x.shape
-            if self.cut:
-                parts = [slice_of(f, part, (rows, count - 1, width)) for part in parts]
-            return cat(f, *parts)
-        rows, count, width = x.shape
-        if self.cut:
-            x = slice_of(f, x, (rows, count - 1, width))
-        if rows > 1 and self.norm is None and (self.cut or self.strided):
-            # F.linear copies a view that is not contiguous (reshape in aten/src/ATen/native/LinearAlgebra.cpp).
-            x = copy(f, to_autocast(f, x))
-        return x
-
-    def projected(self, f: Tape, x: Tensor) -> Tensor:
-        """LlavaMultiModalProjector."""
-        x = self.selected(f, x)
-        if self.norm is not None:
-            x = self.norm(f, x)
-        x = self.first(f, x)
-        x = activate(f, x, self.act)
-        result: Tensor = self.second(f, x)
-        return result
-
-    def __call__(self, f: Tape, pixels: Tensor, images: int, size: int | None) -> Tokens:
-        """Image tokens, none for later layers, and what the outputs hold."""
-        x, held = self.states(f, pixels)
-        tokens = self.projected(f, x)
-        return stacked(f, tokens), [], [tokens, *held]
-
-
-def numbered(whole: Architecture, a: Architecture) -> list[int]:
-    """Numbers of the hidden states that vision_feature_layer names: 0 is what goes into the first layer."""
-    named = whole.get("vision_feature_layer", -2)
-    found = [int(n) for n in (named if isinstance(named, (list, tuple)) else [named])]
-    found = [a.num_hidden_layers + 1 + n if n < 0 else n for n in found]
-    if not found or min(found) < 1:
-        raise Unsupported("no memory model for the embedded patches as features of the image tower yet")
-    return found
 
 
 class PaliGemma(Projected):

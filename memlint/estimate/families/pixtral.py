@@ -68,6 +68,7 @@ class Pixtral:
 
     merge = 1
     """Patches along one side of the squares that become one token."""
+    projector = "multi_modal_projector"
 
     def __init__(self, whole: Architecture, a: Architecture, b: Build, env: Env, name: str) -> None:
         if a.model_type != "pixtral":
@@ -86,7 +87,7 @@ class Pixtral:
         for _ in range(2):
             b.buffer(h // self.heads // 2 * 4)
         text: Any = whole.config["text_config"]
-        out, at = int(text["hidden_size"]), "model.multi_modal_projector"
+        out, at = int(text["hidden_size"]), f"model.{self.projector}"
         bias = bool(whole.get("multimodal_projector_bias", False))
         self.merging(whole, b, at)
         self.first, self.second = b.linear(f"{at}.linear_1", h, out, bias), b.linear(f"{at}.linear_2", out, out, bias)
@@ -159,3 +160,9 @@ class Tower(Pixtral):
         x = self.merger(f, x)
         del grids
         return super().projected(f, x, images)
+
+
+class LightOnOcr(Tower):
+    """LightOnOCR: the same under another name."""
+
+    projector = "vision_projection"

@@ -36,20 +36,24 @@ TOWERS: dict[str, tuple[str, str, str, str]] = {
     "qwen3_5_moe": _QWEN,
     "qwen2_5_omni_thinker": _QWEN,
     "qwen3_omni_moe_thinker": _QWEN,
-    "llava": ("image_projectors", "Llava", "vision_tower", "language_model"),
+    "llava": ("llava_vision", "Llava", "vision_tower", "language_model"),
     "llava:pixtral": ("pixtral", "Pixtral", "vision_tower", "language_model"),
-    "llava_next": ("llava_kin", "LlavaNext", "vision_tower", "language_model"),
-    "llava_next_video": ("llava_kin", "LlavaNext", "vision_tower", "language_model"),
-    "llava_onevision": ("llava_kin", "LlavaOnevision", "vision_tower", "language_model"),
-    "vipllava": ("llava_kin", "VipLlava", "vision_tower", "language_model"),
-    "video_llava": ("llava_kin", "VideoLlava", "image_tower", "language_model"),
-    "deepseek_vl": ("llava_kin", "DeepseekVl", "vision_model", "language_model"),
+    "llava_next": ("llava_vision", "LlavaNext", "vision_tower", "language_model"),
+    "llava_next_video": ("llava_vision", "LlavaNext", "vision_tower", "language_model"),
+    "llava_onevision": ("llava_vision", "LlavaOnevision", "vision_tower", "language_model"),
+    "vipllava": ("llava_vision", "VipLlava", "vision_tower", "language_model"),
+    "video_llava": ("llava_vision", "VideoLlava", "image_tower", "language_model"),
+    "deepseek_vl": ("llava_vision", "DeepseekVl", "vision_model", "language_model"),
     "paligemma": ("image_projectors", "PaliGemma", "vision_tower", "language_model"),
     "gemma3": ("image_projectors", "Gemma3", "vision_tower", "language_model"),
     "idefics3": ("image_projectors", "Idefics3", "vision_model", "text_model"),
     "smolvlm": ("image_projectors", "Idefics3", "vision_model", "text_model"),
     "mllama": ("mllama_vision", "Tower", "vision_model", "language_model"),
     "mistral3": ("pixtral", "Tower", "vision_tower", "language_model"),
+    "lighton_ocr": ("pixtral", "LightOnOcr", "vision_encoder", "language_model"),
+    "ovis2": ("ovis2", "Tower", "vision_tower", "language_model"),
+    "got_ocr2": ("sam_vision", "GotOcr2", "vision_tower", "language_model"),
+    "idefics2": ("idefics2", "Idefics2", "vision_model", "text_model"),
     "llama4": ("llama4_vision", "Tower", "vision_model", "language_model"),
     "aya_vision": ("image_projectors", "Gated", "vision_tower", "language_model"),
     "cohere2_vision": ("image_projectors", "Gated", "vision_tower", "language_model"),
@@ -74,7 +78,7 @@ AUDIO = ("qwen2_audio", "voxtral")
 
 UNCACHED = (
     *("llava_next", "llava_next_video", "llava_onevision", "video_llava"),
-    *("idefics3", "smolvlm", "mistral3", "llama4", "gemma4", "gemma4_unified"),
+    *("idefics2", "idefics3", "smolvlm", "mistral3", "lighton_ocr", "llama4", "gemma4", "gemma4_unified"),
 )
 CACHED = tuple(kind for kind in TOWERS if kind not in UNCACHED)
 """Types whose language model makes a key-value cache in training too: trainers set ``use_cache`` of the outer config to
@@ -141,6 +145,9 @@ class Body:
             count = self.training.images * batch.rows
             image, deep, self.held = self.tower(f, batch.pixels, count, self.training.image_pixels)
             embeds = masked_scatter(f, embeds, image)
+            after = getattr(self.tower, "after", None)
+            if after is not None:
+                embeds = after(f, embeds)
             if deep:
                 self.text.layers.after = lambda f, env, index, x: deepstack(f, deep[index], x)
         if self.cached:

@@ -55,6 +55,7 @@ _OLD = {
 KINDS: dict[str, Kind] = {
     "clip_vision_model": Kind(class_token="class_embedding", bias=False, first_norm="pre_layrnorm", last_norm=None),
     "siglip_vision_model": Kind(),
+    "idefics2_vision": Kind(),
     "idefics3_vision": Kind(),
     "smolvlm_vision": Kind(),
     "vit": Kind(layers="layers", out="o_proj", last_norm="layernorm", **_OLD),  # type: ignore[arg-type]
@@ -194,7 +195,7 @@ class Tower:
         self.weight = b.parameter(f"{at}.{kind.patches}.weight", h, self.channels, patch, patch)
         self.bias = b.parameter(f"{at}.{kind.patches}.bias", h) if kind.bias else None
         count = self.patches + (self.token is not None) + (self.second is not None)
-        self.by_position = a.model_type in ("idefics3_vision", "smolvlm_vision")
+        self.by_position = a.model_type in ("idefics2_vision", "idefics3_vision", "smolvlm_vision")
         """Positions are looked up for each image by its place in the grid."""
         self.positions = None
         if kind.table:

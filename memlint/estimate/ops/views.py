@@ -154,3 +154,9 @@ def gather(f: Tape, x: Tensor, index: Tensor, shape: Shape) -> Tensor:
     saved = f.save(x, index) if recorded else ()
     out = f.new(shape, x.dtype)
     return f.record(out, _gather_backward, (x,), saved, x.shape) if recorded else out
+
+
+def seen_strided(f: Tape, x: Tensor) -> Tensor:
+    """``x.view(...)`` whose gradient arrives strided, so that view's backward, a reshape, copies it."""
+    out = x.detach()
+    return f.record(out, _scale_backward, (x,)) if f.needs(x) else out
