@@ -41,6 +41,12 @@ class Tensor:
         return prod(self.shape) * DTYPE_BYTES[self.dtype]
 
 
+class View(Tensor):
+    """A gradient that in PyTorch is a view: its base holds the storage too, so nothing is added to it in place."""
+
+    __slots__ = ()
+
+
 class Leaf:
     """AccumulateGrad of one parameter."""
 

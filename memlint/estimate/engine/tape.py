@@ -17,6 +17,7 @@ from memlint.estimate.engine.graph import Leaf as Leaf
 from memlint.estimate.engine.graph import Node as Node
 from memlint.estimate.engine.graph import Shape as Shape
 from memlint.estimate.engine.graph import Tensor as Tensor
+from memlint.estimate.engine.graph import View as View
 from memlint.estimate.engine.pool import (
     ACTIVATIONS,
     DECOMPOSED,
@@ -233,7 +234,7 @@ class Tape:
             else:
                 # InputBuffer::accumulate adds in place when it holds the last reference to the gradient and its
                 # storage; else the old and the new gradient and their sum are alive together.
-                if getrefcount(edge.grad) > 2 or getrefcount(edge.grad.storage) > 2:
+                if type(edge.grad) is View or getrefcount(edge.grad) > 2 or getrefcount(edge.grad.storage) > 2:
                     edge.grad = self.like(edge.grad)
             result = None
 

@@ -9,6 +9,9 @@ from memlint.estimate.ops.attention import efficient_scratch, softmax
 from memlint.estimate.ops.basic import add, copy, dropout, scale
 from memlint.estimate.ops.linear import matmul, to_autocast
 
+BUCKET_SCRATCH = 53
+"""Bytes an element of [T, T] that _relative_position_bucket holds at once: six int64, one fp32, one bool."""
+
 
 def eager_biased(
     f: Tape, q: Tensor, k: Tensor, v: Tensor, bias: Tensor, mask: Tensor | None, p: float
@@ -47,6 +50,8 @@ def biased_attention(f: Tape, q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> 
     k = to_autocast(f, k)
     q = to_autocast(f, q)
     b, heads, length, _ = q.shape
+    if f.needs(bias):
+        bias = f.record(bias.view(b, *bias.shape[1:]), _anchored_backward, (bias,))
     recorded = f.needs(q, k, v, bias)
     saved = f.save(q, k, v, bias) if recorded else ()
     out = f.new((b, length, heads, v.shape[-1]), q.dtype)
@@ -60,6 +65,14 @@ def biased_attention(f: Tape, q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> 
 
 def _anchored_backward(f: Tape, node: Node, grad: Tensor) -> tuple[Tensor]:
     return (grad,)
+
+
+def passed(f: Tape, x: Tensor, held: tuple[Tensor, ...]) -> tuple[Tensor, Node | None]:
+    """x, whose history holds other tensors; and the node that does, the last one of a block's backward."""
+    if not f.needs(x):
+        return x, None
+    node = f.record(x.detach(), _anchored_backward, (x,), held)
+    return node, node.node  # type: ignore[return-value]
 
 
 def anchored(f: Tape, x: Tensor, made: tuple[Shape, str], history: Node | None) -> tuple[Tensor, Tensor]:

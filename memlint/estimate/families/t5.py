@@ -5,123 +5,24 @@ Source: transformers 5.24 models/t5/modeling_t5.py (models/mt5 is the same).
 
 from __future__ import annotations
 
-from typing import Any, Callable
+from typing import Any
 
 from memlint.estimate.build import Build, Linear
 from memlint.estimate.engine.pool import LOGITS, TEMPORARIES
 from memlint.estimate.engine.tape import Leaf, Tape, Tensor
 from memlint.estimate.env import Batch, Env
-from memlint.estimate.families.bias import anchored, biased_attention, eager_biased
-from memlint.estimate.families.pieces import heads_of, hooked
-from memlint.estimate.ops.activations import activate, clamped
-from memlint.estimate.ops.basic import add, cast, copy, dropout, mean_last, mul, rsqrt, scale, shift, square
+from memlint.estimate.families.bias import BUCKET_SCRATCH, anchored
+from memlint.estimate.families.pieces import hooked
+from memlint.estimate.families.t5_handed import Handed, run_handing
+from memlint.estimate.families.t5_layers import Attention, FeedForward, t5_norm
+from memlint.estimate.ops.activations import clamped
+from memlint.estimate.ops.basic import add, dropout, scale
 from memlint.estimate.ops.linear import Weight, embedding
-from memlint.estimate.ops.views import where
 from memlint.estimate.stack import Stack
 from memlint.models.architecture import Architecture
 
-
-def t5_norm(f: Tape, x: Tensor, weight: Weight) -> Tensor:
-    """T5LayerNorm: the variance in fp32, the product in the promoted dtype, cast to the weight's when that is half."""
-    variance = mean_last(f, square(f, cast(f, x, "fp32")))
-    x = mul(f, x, rsqrt(f, shift(f, variance)))
-    if weight.dtype in ("fp16", "bf16"):
-        x = cast(f, x, weight.dtype)
-    return mul(f, weight, x)
-
-
 SHARED = ("bias", "bias node", "bias shape", "mask", "source", "cross bias", "cross mask")
 """What the blocks of a stack share, by its name in ``env.state``."""
-
-
-class Attention:
-    """T5Attention; the position bias comes from outside."""
-
-    def __init__(self, a: Architecture, b: Build, name: str) -> None:
-        h = a.hidden_size
-        self.heads, self.width = int(a.get("num_heads") or a.get("num_attention_heads")), int(a.get("d_kv"))
-        inner = self.heads * self.width
-        self.q, self.k, self.v = (b.linear(f"{name}.{n}", h, inner) for n in "qkv")
-        self.o = b.linear(f"{name}.o", inner, h)
-        self.dropout = float(a.get("dropout_rate", 0.0))
-
-    def __call__(
-        self,
-        f: Tape,
-        env: Env,
-        x: Tensor,
-        source: Tensor,
-        bias: Tensor | Callable[[Tensor], Tensor],
-        mask: Tensor | None,
-        *,
-        causal: bool,
-    ) -> tuple[Tensor, Tensor | None]:
-        """x [B, T, H] over source [B, S, H] -> [B, T, H], attention weights; ``bias`` may still have to be made."""
-        q = heads_of(self.q(f, x), self.heads, self.width)
-        k = heads_of(self.k(f, source), self.heads, self.width)
-        v = heads_of(self.v(f, source), self.heads, self.width)
-        weights: Tensor | None = None
-        if not isinstance(bias, Tensor):
-            bias = bias(q)
-        if env.attention == "eager":
-            out, weights = eager_biased(f, q, k, v, bias, mask, self.dropout)
-        else:
-            whole = masked_bias(f, bias, mask, causal=causal, looked_up=source is x)
-            out = biased_attention(f, q, k, v, whole)
-        out = self.o(f, out)
-        return out, weights
-
-
-def masked_bias(f: Tape, bias: Tensor, mask: Tensor | None, *, causal: bool, looked_up: bool) -> Tensor:
-    """create_position_bias_mask of integrations/sdpa_attention.py: made anew in every layer.
-
-    A bias looked up in a table is a permuted view of [T, S, h], so ``contiguous()`` copies it; zeros are passed on.
-    """
-    if mask is not None:
-        bias = where(f, bias, mask) if mask.dtype == "bool" else add(f, bias, mask)
-    elif causal:
-        bias = where(f, bias, f.new((1, 1, bias.shape[2], bias.shape[3]), "bool"))
-    return copy(f, bias) if looked_up else bias
-
-
-class FeedForward:
-    """T5LayerFF with T5DenseActDense or its gated form."""
-
-    def __init__(self, a: Architecture, b: Build, name: str) -> None:
-        h, width = a.hidden_size, int(a.get("d_ff"))
-        kind = str(a.get("feed_forward_proj", "relu"))
-        self.gated = bool(a.get("is_gated_act", kind.startswith("gated")))
-        act = str(a.get("dense_act_fn") or kind.split("-")[-1])
-        self.act = "gelu_new" if kind == "gated-gelu" else act
-        root = f"{name}.DenseReluDense"
-        names = ("wi_0", "wi_1") if self.gated else ("wi",)
-        self.ups = [b.linear(f"{root}.{n}", h, width) for n in names]
-        self.down = b.linear(f"{root}.wo", width, h)
-        self.norm = b.parameter(f"{name}.layer_norm.weight", h)
-        self.dropout = float(a.get("dropout_rate", 0.0))
-
-    def dense(self, f: Tape, x: Tensor) -> Tensor:
-        """The two or three projections; the last one's input is cast to its weight's dtype (fp32 under autocast)."""
-        if self.gated:
-            gate = activate(f, self.ups[0](f, x), self.act)
-            linear = self.ups[1](f, x)
-            x = mul(f, gate, linear)
-        else:
-            gate = linear = None  # type: ignore[assignment]
-            x = self.ups[0](f, x)
-            x = activate(f, x, self.act)
-        x = dropout(f, x, self.dropout)
-        if isinstance(self.down, Linear) and self.down.weight.dtype != x.dtype:
-            x = cast(f, x, self.down.weight.dtype)
-        x = self.down(f, x)
-        del gate, linear
-        return x
-
-    def __call__(self, f: Tape, x: Tensor) -> Tensor:
-        """x [B, T, H] -> [B, T, H]."""
-        forwarded = t5_norm(f, x, self.norm)
-        forwarded = self.dense(f, forwarded)
-        return add(f, x, dropout(f, forwarded, self.dropout))
 
 
 class Block:
@@ -132,8 +33,10 @@ class Block:
         self.env, self.first = env, kind == "first"
         self.given: Tensor | None = None
         """The bias that the first block has just made; a recomputation has none and makes it again."""
-        if self.first:
-            self.uses = tuple(n for n in SHARED if n != "bias")
+        self.uses: tuple[str, ...] | None = None
+        self.index = index
+        self.handed: Handed | None = None
+        """The biases as the blocks hand them on, under reentrant checkpointing."""
         self.decoder = root == "decoder"
         self.dropout = float(a.get("dropout_rate", 0.0))
         self.attention = Attention(a, b, f"{name}.0.SelfAttention")
@@ -161,8 +64,26 @@ class Block:
         out, weights = attention(f, self.env, normed, normed if source is None else source, bias, mask, causal=causal)
         return clamped(f, add(f, x, dropout(f, out, self.dropout)), computed=True), weights
 
-    def __call__(self, f: Tape, x: Tensor) -> Tensor:
+    def bias(self, f: Tape, length: int) -> Tensor:
+        """compute_bias: [1, h, T, T]; the embedding keeps the buckets."""
+        assert self.table is not None
+        buckets = f.new((length, length), "int64")
+        scratch = f.new((length, length, BUCKET_SCRATCH - 8), "uint8")
+        del scratch
+        return embedding(f, self.table, buckets).view(1, self.attention.heads, length, length)
+
+    def layers(self, f: Tape, x: Tensor) -> Tensor:
+        """T5Block.forward over what ``env.state`` holds."""
+        x, _ = self.sublayer(f, x, self.attention, self.norm, None, ("bias", "mask"))
+        if self.cross is not None:
+            source = self.env.state["source"]
+            x, _ = self.sublayer(f, x, self.cross, self.cross_norm, source, ("cross bias", "cross mask"))
+        return clamped(f, self.feed_forward(f, x), computed=True)
+
+    def __call__(self, f: Tape, x: Tensor, *given: Tensor) -> Tensor:
         """x [B, T, H] -> [B, T, H]."""
+        if self.handed is not None:
+            return run_handing(self, f, x, given)
         state = self.env.state
         made: Any = None
         if self.first:
@@ -233,7 +154,14 @@ class StackOfBlocks:
         env, length = self.env, embeds.shape[1]
         state = env.state
         x = dropout(f, embeds, self.dropout)
-        state["mask"], state["source"], state["cross mask"] = mask, source, padded
+        state["mask"], state["cross mask"] = mask, padded
+        handed = Handed.of(env, f)
+        for block in self.blocks:
+            block.handed = handed
+            block.uses = ("mask", "cross mask") if handed is not None else SHARED[1:] if block.first else None
+        if handed is not None:
+            return self.end(f, handed.run(f, self.layers, env, x, () if source is None else (source,)))
+        state["source"] = source
         bias = self.bias(f, length)
         state["bias"], state["bias node"], state["bias shape"] = bias, bias.node, (bias.shape, bias.dtype)
         state["cross bias"] = None
@@ -246,9 +174,13 @@ class StackOfBlocks:
         del state, bias
         x = self.layers(f, env, x)
         first.given = None
+        return self.end(f, x)
+
+    def end(self, f: Tape, x: Tensor) -> Tensor:
+        """The last norm; what the blocks share goes with the forward's return."""
         x = t5_norm(f, x, self.norm)
         x = dropout(f, x, self.dropout)
-        env.release()
+        self.env.release()
         return x
 
 

@@ -10,16 +10,14 @@ from typing import Any
 from memlint.estimate.build import Build
 from memlint.estimate.engine.tape import Tape, Tensor
 from memlint.estimate.env import Env
-from memlint.estimate.families.t5 import Attention, FeedForward, t5_norm
+from memlint.estimate.families.bias import BUCKET_SCRATCH
 from memlint.estimate.families.t5 import Model as T5Model
+from memlint.estimate.families.t5_layers import Attention, FeedForward, t5_norm
 from memlint.estimate.ops.activations import clamped
 from memlint.estimate.ops.basic import add, dropout
 from memlint.estimate.ops.linear import Weight, embedding
 from memlint.estimate.stack import Stack
 from memlint.models.architecture import Architecture
-
-BUCKET_SCRATCH = 53
-"""Bytes an element of [T, T] that _relative_position_bucket holds at once: six int64, one fp32, one bool."""
 
 
 class Block:

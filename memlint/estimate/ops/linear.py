@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from memlint.estimate.engine.pool import GRADIENTS, TEMPORARIES
-from memlint.estimate.engine.tape import Leaf, Node, Tape, Tensor
+from memlint.estimate.engine.tape import Leaf, Node, Tape, Tensor, View
 from memlint.estimate.ops.basic import cast, copy
 
 _CAST = ("fp32", "fp16", "bf16")
@@ -65,7 +65,13 @@ def to_autocast(f: Tape, x: Tensor) -> Tensor:
 def _linear_backward(f: Tape, node: Node, grad: Tensor) -> tuple[Tensor | None, ...]:
     # MmBackward0 / AddmmBackward0: gradient of the input, then of the weight; the bias gets the gradient itself and
     # validate_outputs sums it.
-    grad_x = f.new(node.shapes[0][0], grad.dtype, TEMPORARIES) if node.edges[0] is not None else None
+    grad_x = None
+    if node.edges[0] is not None:
+        shape = node.shapes[0][0]
+        grad_x = f.new(shape, grad.dtype, TEMPORARIES)
+        if len(shape) > 2:
+            # The product is of [tokens, features]; ViewBackward0 gives it the input's shape.
+            grad_x = View(shape, grad_x.dtype, grad_x.storage)
     grad_weight = f.new(node.shapes[1][0], grad.dtype, GRADIENTS) if node.edges[1] is not None else None
     if len(node.edges) == 2:
         return grad_x, grad_weight

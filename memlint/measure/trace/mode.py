@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
+from functools import cache
 from typing import Any
 
 import torch
@@ -25,6 +26,7 @@ class RecordingMode(TorchDispatchMode):  # type: ignore[misc]
         """bitsandbytes' operators, run as the Python they are written in (see :mod:`.bnb_kernels`)."""
         self.recorder = recorder
         self.padding = padding
+        _last_references()  # counted before this mode is active
         self.threads: set[int] = set()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -72,8 +74,9 @@ def _accumulates_in_place(args: Any, kwargs: Any) -> bool:
     """Whether the engine, summing two gradients of one tensor, would write into the first.
 
     torch/csrc/autograd/input_buffer.cpp, can_accumulate_inplace: it does when it holds the last reference to the tensor
-    and its storage and no dispatch mode is active. A mode is active here, so its choice is restored. A view holds its
-    base, so a storage that a view arrives with is never the last reference (seen on real CPU tensors).
+    and its storage and no dispatch mode is active. A mode is active here, so its choice is restored from how many
+    references there are. A view holds its base, so a storage that a view arrives with is never the last reference;
+    a reentrant checkpoint's incoming gradient is held by the call of its backward.
     """
     if torch.is_grad_enabled() or kwargs or len(args) != 2:
         return False
@@ -84,7 +87,33 @@ def _accumulates_in_place(args: Any, kwargs: Any) -> bool:
         and old.dtype == new.dtype
         and not old._is_view()
         and _dense(old)
+        and all(count <= last for count, last in zip(_references(old), _last_references()))
     )
+
+
+def _references(tensor: torch.Tensor) -> tuple[int, int]:
+    """References to a tensor and to its storage, those of this call included; none are counted before torch 2.13."""
+    if not hasattr(tensor, "_use_count"):
+        return (0, 0)
+    storage: int = torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)
+    return (tensor._use_count(), storage)
+
+
+@cache
+def _last_references() -> tuple[int, int]:
+    """:func:`_references` of a gradient that nobody but the engine holds, as a dispatch mode sees it."""
+    seen: list[tuple[int, int]] = []
+
+    class Counting(TorchDispatchMode):  # type: ignore[misc]
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if func is torch.ops.aten.add.Tensor and not torch.is_grad_enabled():
+                seen.append(_references(args[0]))
+            return func(*args, **(kwargs or {}))
+
+    with torch.enable_grad(), Counting():
+        start = torch.ones(2, requires_grad=True).exp()
+        (start + start.sin()).sum().backward()
+    return seen[0]
 
 
 def _dense(tensor: torch.Tensor) -> bool:
