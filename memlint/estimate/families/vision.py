@@ -30,7 +30,7 @@ from memlint.models.config import part
 FIRST = ("vit", "deit")
 """Towers on their own that are classified by their first token."""
 
-OWN = {"resnet": "convnets", "convnext": "convnets", "convnextv2": "convnets"}
+OWN = {"resnet": "convnets", "convnext": "convnets", "convnextv2": "convnets", "swin": "swin"}
 """model_type -> module of this package with a ``Classifier`` of its own."""
 
 CLASSIFIED = ("image-classification", "sequence-classification")

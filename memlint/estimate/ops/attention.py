@@ -80,8 +80,16 @@ def _fused_backward(f: Tape, node: Node, grad: Tensor) -> tuple[Tensor | None, .
     # writes expanded dk and dv and sums them (aten/src/ATen/native/transformers/cuda/flash_attn/flash_api.cpp).
     scratch = f.new((node.meta,), "uint8") if node.meta else None
     grads = tuple(f.new(shape, dtype) for shape, dtype in node.shapes[:3])
+    if len(node.edges) > 3:
+        # The gradient of a mask that trains, for every row and head; it is summed where the mask was expanded.
+        (b, heads, s, _), (shape, dtype) = node.shapes[0][0], node.shapes[3]
+        grads += (f.new((b, heads, s, shape[-1]), dtype),)
     del scratch
     return grads
+
+
+def _narrowed(f: Tape, node: Node, grad: Tensor) -> tuple[Tensor]:
+    return (f.new(node.meta, grad.dtype),)
 
 
 def fused_attention(
@@ -96,16 +104,19 @@ def fused_attention(
         mask = f.new(mask.shape, q.dtype)
     if mask is not None and efficient and mask.shape[-1] % 16:
         # pad_bias (attention.cpp, torch 2.13): the kernel reads rows of the mask in multiples of 16.
-        mask = f.new((*mask.shape[:-1], -(-mask.shape[-1] // 16) * 16), mask.dtype)
+        padded = f.new((*mask.shape[:-1], -(-mask.shape[-1] // 16) * 16), mask.dtype)
+        mask = f.record(padded, _narrowed, (mask,), (), mask.shape) if f.needs(mask) else padded
     saved = f.save(q, k, v, mask) if recorded else ()
     out = f.output("attention", (b, s, heads, v.shape[-1]), q.dtype)
-    lse = f.output("attention", (b, heads, s), "fp32")
+    # attention_forward.cu (torch 2.13) rounds the queries of its log-sum-exp up to 32 (kAlignLSE).
+    lse = f.output("attention", (b, heads, -(-s // 32) * 32 if efficient else s), "fp32")
     seed, offset = f.output("attention", (), "int64"), f.output("attention", (), "int64")
     if not recorded:
         return out
     saved += f.save(out, lse, seed, offset)
     scratch = efficient_scratch(q, k) if efficient else backward_scratch(q, k)
-    return f.record(out, _fused_backward, (q, k, v), saved, scratch)
+    inputs = (q, k, v) if mask is None or mask.node is None else (q, k, v, mask)
+    return f.record(out, _fused_backward, inputs, saved, scratch)
 
 
 def efficient_scratch(q: Tensor, k: Tensor) -> int:
