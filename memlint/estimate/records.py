@@ -27,6 +27,29 @@ class Record:
     idle: bool = False
     """Takes no part in the step (a tower without images): no gradient, so no optimizer states."""
 
+    def __init__(
+        self,
+        name: str,
+        shape: tuple[int, ...],
+        dtype: str,
+        trainable: bool,
+        grad_dtype: str,
+        count: int,
+        blocks: tuple[int, ...],
+        base: bool = True,
+        idle: bool = False,
+    ) -> None:
+        # Written out, since hundreds are made for an estimate.
+        self.name = name
+        self.shape = shape
+        self.dtype = dtype
+        self.trainable = trainable
+        self.grad_dtype = grad_dtype
+        self.count = count
+        self.blocks = blocks
+        self.base = base
+        self.idle = idle
+
     @property
     def numel(self) -> int:
         """Elements of one tensor."""
@@ -61,5 +84,10 @@ class Slot:
 
 
 def slots_of(records: Sequence[Record]) -> list[Slot]:
-    """Trainable tensors of a model."""
-    return [Slot(r.shape, r.dtype, r.grad_dtype, r.count) for r in records if r.trainable and not r.idle]
+    """Trainable tensors of a model, equal ones together."""
+    counts: dict[tuple[tuple[int, ...], str, str], int] = {}
+    for record in records:
+        if record.trainable and not record.idle:
+            key = record.shape, record.dtype, record.grad_dtype
+            counts[key] = counts.get(key, 0) + record.count
+    return [Slot(*key, count) for key, count in counts.items()]

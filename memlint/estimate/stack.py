@@ -5,16 +5,16 @@ from __future__ import annotations
 from typing import Any, Callable, Hashable, Sequence
 
 from memlint.estimate.build import Build
+from memlint.estimate.conditions import condition, is_leaf, numbered
 from memlint.estimate.engine.graph import Block
 from memlint.estimate.engine.pool import ACTIVATIONS, TEMPORARIES
-from memlint.estimate.engine.tape import Leaf, Node, Tape, Tensor
+from memlint.estimate.engine.tape import Leaf, Tape, Tensor
 from memlint.estimate.env import Env
 from memlint.estimate.outputs import Outputs
 from memlint.estimate.periods import groups_of, last_apart
 from memlint.estimate.quantized import keeps_input
 from memlint.estimate.records import Record
 from memlint.estimate.units import Unit
-from memlint.job import TrainingJob
 
 Layer = Callable[..., Tensor]
 Place = tuple[int, Layer, "Unit | None"]
@@ -36,6 +36,11 @@ class Part:
         self.anew: Callable[[], list[Place]] | None = None
         """Makes its layers once more, of parameters that are not recorded; None: they are run once."""
         self.copies = [layers]
+
+    @property
+    def held(self) -> Hashable:
+        """What its parameters are."""
+        return tuple([(r.shape, r.dtype, r.trainable, r.grad_dtype) for r in self.records])
 
     def copy(self, number: int) -> list[Place]:
         """Layers that the stack has not run yet: after the first, those of other conditions."""
@@ -101,26 +106,32 @@ class Stack:
             self._alike(build, layer)
 
     def _alike(self, build: Build, layer: Callable[..., Place]) -> None:
-        """Run one layer for all of its kind that come after one of the same other kind.
+        """Run one layer for all of its kind, or all of its kind among equal neighbours.
 
         FSDP2 gathers the layer before during a layer's backward, and lets go of what the layer after has reduced.
         """
         parts: dict[Hashable, Part] = {}
-        neighbours = [None, *self.keys, None]
-        fixed = self.sharding.gathers or keeps_input(build.job) or _numbered(build.job)
+        by_number = numbered(build.job)
+        fixed = by_number or self.sharding.gathers or keeps_input(build.job)
+        first: dict[Hashable, Part] = {}
         for index, key in enumerate(self.keys):
-            like: tuple[Hashable, ...] = (key, index if index in self.alone else None)
+            if key not in first:
+                first[key] = self._part(build, layer, index, fixed)
+        # To those who gather and reduce, neighbours are what parameters they have.
+        near = [key if by_number else first[key].held for key in self.keys]
+        near = [None, *near, None]
+        flows = False
+        for index, key in enumerate(self.keys):
+            like: Hashable = key, index if index in self.alone else None
             if fixed:
+                after = near[index + 2] if self.sharding.fully is not None else None
                 # A gradient flows back into every layer after the first one that is trained.
-                after = neighbours[index + 2] if self.sharding.fully is not None else None
-                like = (*like, neighbours[index], self._flows(parts), after)
+                like = like, near[index], flows, after
+                flows = flows or bool(first[key].leaves)
             part = parts.get(like)
             if part is None:
-                leaves, records, buffers = len(build.leaves), len(build.records), build.buffer_bytes
-                part = parts[like] = Part([layer(index)], 0)
-                part.leaves = build.leaves[leaves:]
-                part.records, part.buffers = build.records[records:], build.buffer_bytes - buffers
-                part.anew = None if fixed else _again(build, part, layer, index)
+                known = first[key]
+                part = parts[like] = self._part(build, layer, index, fixed) if known.count else known
             part.count += 1
             self.parts.append((index, part))
         for part in parts.values():
@@ -128,8 +139,13 @@ class Stack:
             for record in part.records:
                 record.count = part.count
 
-    def _flows(self, parts: dict[Hashable, Part]) -> bool:
-        return any(part.leaves for part in parts.values())
+    def _part(self, build: Build, layer: Callable[..., Place], index: int, fixed: bool) -> Part:
+        leaves, records, buffers = len(build.leaves), len(build.records), build.buffer_bytes
+        part = Part([layer(index)], 0)
+        part.leaves = build.leaves[leaves:]
+        part.records, part.buffers = build.records[records:], build.buffer_bytes - buffers
+        part.anew = None if fixed else _again(build, part, layer, index)
+        return part
 
     def _periods(self, build: Build, layer: Callable[..., Place]) -> None:
         """Run one period for all of a periodic run: what is gathered and reduced around a layer is its neighbours'."""
@@ -159,7 +175,7 @@ class Stack:
         for first, part in self.parts:
             like: Hashable = part
             if part.anew is not None and part.count > 1:
-                like = part, _condition(f, env, x, held), before if neighbours else None
+                like = part, condition(f, env, x, held), before if neighbours else None
             if like in done:
                 x = f.repeat_block(done[like], x)
                 if first in self.taps and self.after is not None:
@@ -171,7 +187,7 @@ class Stack:
             opened = None
             if part.count > 1 and (part.anew is None or before is not None):
                 opened, x = f.begin_block(x)
-            elif part.count > 1 and not neighbours and not _leaf(f, x):
+            elif part.count > 1 and not neighbours and not is_leaf(f, x):
                 opened, x = f.begin_block(x, first=True)
             number = runs[part] = runs.get(part, -1) + 1
             for index, layer, unit in part.copy(number):
@@ -261,35 +277,3 @@ def _again(build: Build, part: Part, layer: Callable[[int], Place], index: int) 
         return [made]
 
     return make
-
-
-def _condition(f: Tape, env: Env, x: Tensor, held: Tensor | None) -> Hashable:
-    """What a layer finds when it begins: in equal conditions equal layers do the same."""
-    storage = x.storage
-    return (
-        x.node is None,
-        x.dtype,
-        x.shape,
-        None if storage is None else (storage.size, storage.component),
-        None if held is None else (held.dtype, held.shape),
-        tuple(env.state),
-    )
-
-
-def _leaf(f: Tape, x: Tensor) -> bool:
-    """Whether autocast caches its cast of a tensor, which is a leaf (see ``to_autocast``)."""
-    node = x.node
-    return f.autocast is not None and isinstance(node, Node) and not node.edges and node.backward is not None
-
-
-def _numbered(job: TrainingJob) -> bool:
-    """Whether parameters may be chosen by the numbers of their layers."""
-    training = job.training
-    targets = training.lora.targets if training.lora is not None else ()
-    patterns = (
-        *training.freeze,
-        *training.trainable_patterns,
-        *training.precision.fp32_modules,
-        *((targets,) if isinstance(targets, str) else targets),
-    )
-    return any("." in pattern and any(map(str.isdigit, pattern)) for pattern in patterns)

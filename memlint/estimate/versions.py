@@ -7,8 +7,11 @@ from memlint.job import TrainingJob
 
 def version_of(job: TrainingJob, name: str) -> tuple[int, ...]:
     """A library's version (``4.36.2`` -> (4, 36, 2)); empty where the job does not state it: the newest is meant."""
+    stated = job.versions.get(name)
+    if not stated:
+        return ()
     numbers = []
-    for part in str(job.versions.get(name, "")).split("."):
+    for part in str(stated).split("."):
         digits = "".join([c for c in part if c.isdigit()])
         if not digits:
             break

@@ -25,7 +25,14 @@ def checkpoint(
     offload: bool,
     selection: Selection | None,
 ) -> Tensor:
-    """See :meth:`Tape.checkpoint`."""
+    """``torch.utils.checkpoint``: run without keeping what is saved, and again in backward (utils/checkpoint.py,
+    2.13).
+
+    ``run(*inputs)`` must make all its tensors from ``inputs`` and parameters. The non-reentrant form stops the
+    recomputation at its last save (early stop); the reentrant one also recomputes and holds the output, and holds
+    the incoming gradient throughout. ``offload`` keeps the inputs in host memory instead (unsloth's and axolotl's
+    checkpoint functions, TRL's activation offloading) and brings them back for the recomputation.
+    """
     if not tape.grad_enabled:
         return run(*inputs)
     kept = inputs

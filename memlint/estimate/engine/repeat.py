@@ -135,6 +135,20 @@ def _given(pool: Pool, nodes: list[Node], made: Repeat) -> tuple[list[tuple[int,
     return given, entries
 
 
+def count_again(tape: Tape, block: Block, x: Tensor) -> Tensor:
+    """See :meth:`Tape.repeat_block`."""
+    passing = block.passing
+    tape.pool.again(block.forward, None if passing is None else lambda: passing.forward(tape))
+    tape.host_bytes += block.host_bytes[0]
+    block.made.factor += 1
+    if block.root is None:
+        return x
+    block.visits += 1
+    visit = Visit(block, x, tape.component)
+    tape.nodes.append(visit)
+    return Tensor(x.shape, x.dtype, x.storage, visit)
+
+
 def revisit(tape: Tape, visit: Visit) -> list[Tensor | None]:
     """The backward of one of the equal blocks: the gradient of its input."""
     block, pool = visit.block, tape.pool

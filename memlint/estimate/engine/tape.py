@@ -12,23 +12,24 @@ from sys import getrefcount
 from typing import TYPE_CHECKING, Any, Callable, Iterable
 
 from memlint.estimate.engine.change import Repeat
+from memlint.estimate.engine.gradients import accumulate, validated
 from memlint.estimate.engine.graph import Backward, Block, Passing, Visit
 from memlint.estimate.engine.graph import Leaf as Leaf
 from memlint.estimate.engine.graph import Node as Node
 from memlint.estimate.engine.graph import Shape as Shape
 from memlint.estimate.engine.graph import Tensor as Tensor
 from memlint.estimate.engine.graph import View as View
+from memlint.estimate.engine.lingering import linger, release
 from memlint.estimate.engine.pool import (
     ACTIVATIONS,
     DECOMPOSED,
-    GRADIENTS,
     TEMPORARIES,
     Decomposed,
     Pool,
     Storage,
 )
 from memlint.estimate.engine.recompute import checkpoint, replay
-from memlint.estimate.engine.repeat import Opened, revisit
+from memlint.estimate.engine.repeat import Opened, count_again, revisit
 from memlint.units import DTYPE_BYTES
 
 if TYPE_CHECKING:
@@ -39,6 +40,9 @@ def cast_backward(f: Tape, node: Node, grad: Tensor) -> tuple[Tensor]:
     """ToCopyBackward0: the gradient in the dtype it had before the cast (``node.meta``)."""
     dtype: str = node.meta
     return (grad if grad.dtype == dtype else f.like(grad, dtype),)
+
+
+_made = object.__new__
 
 
 class Tape:
@@ -91,10 +95,32 @@ class Tape:
 
     def new(self, shape: Shape, dtype: str, component: int | None = None) -> Tensor:
         """Allocate a tensor."""
-        size = 0 if self.dry else prod(shape) * DTYPE_BYTES[dtype]
-        if component == DECOMPOSED:
-            return Tensor(shape, dtype, Decomposed(self.pool, size))
-        return Tensor(shape, dtype, Storage(self.pool, size, self.component if component is None else component))
+        size = 0 if self.dry else (prod(shape) * DTYPE_BYTES[dtype] + 511) & ~511
+        pool = self.pool
+        if component is None:
+            component = self.component
+        elif component == DECOMPOSED:
+            return Tensor(shape, dtype, Decomposed(pool, size))
+        # What Storage and Tensor do when they are made, without calling either: this is where an estimate's time goes.
+        storage = _made(Storage)
+        storage.pool = pool
+        storage.size = size
+        storage.component = component
+        storage.repeat = pool.repeat
+        live = pool.live = pool.live + size
+        components = pool.components
+        components[component] += size
+        if live > pool.peak:
+            pool.peak = live
+            pool.peak_components = components[:]
+        if pool.watch is not None:
+            pool.watch(storage, size)
+        tensor = _made(Tensor)
+        tensor.shape = shape
+        tensor.dtype = dtype
+        tensor.storage = storage
+        tensor.node = None
+        return tensor
 
     def output(self, op: str, shape: Shape, dtype: str) -> Tensor:
         """Allocate the result of an operation that selective checkpointing may keep (``mm``, ``attention``)."""
@@ -108,7 +134,9 @@ class Tape:
         """Note tensors as saved for backward; call before the output is allocated when the op saves inputs."""
         self.saving = len(self.nodes)
         if self.hollow:
-            self.saves += sum([t is not None for t in tensors])
+            for tensor in tensors:
+                if tensor is not None:
+                    self.saves += 1
             return ()
         for tensor in tensors:
             if tensor is not None:
@@ -125,23 +153,11 @@ class Tape:
 
         PyTorch frees saved tensors as the backward runs, and checkpoints pack them; it knows nothing of attributes.
         """
-        if self.graphless or tensor.storage is None:
-            return
-        if tensor.storage.component == TEMPORARIES:
-            tensor.storage.relabel(ACTIVATIONS)
-        repeat = self.pool.repeat
-        given = repeat is not None and tensor.storage.repeat is not repeat
-        self.lingering.append((tensor.detach(), repeat if given else None))
+        linger(self, tensor)
 
     def release(self) -> None:
         """Let go what :meth:`linger` holds: the loss is gone, and with it the graph."""
-        while self.lingering:
-            tensor, repeat = self.lingering.pop()
-            assert tensor.storage is not None
-            size, component = tensor.storage.size, tensor.storage.component
-            del tensor
-            if repeat is not None:
-                self.pool.add((1 - repeat.factor) * size, component)
+        release(self)
 
     def record(
         self,
@@ -152,14 +168,19 @@ class Tape:
         meta: Any = None,
     ) -> Tensor:
         """Make ``out`` the result of a node whose ``backward(tape, node, grad)`` gives one gradient per input."""
-        node = Node(
-            backward,
-            tuple([None if t is None else t.node for t in inputs]),
-            tuple([((), "") if t is None else (t.shape, t.dtype) for t in inputs]),
-            saved,
-            meta,
-            self.component,
-        )
+        node = _made(Node)
+        if len(inputs) == 1 and inputs[0] is not None:
+            first = inputs[0]
+            node.edges = (first.node,)
+            node.shapes = ((first.shape, first.dtype),)
+        else:
+            node.edges = tuple([None if t is None else t.node for t in inputs])
+            node.shapes = tuple([((), "") if t is None else (t.shape, t.dtype) for t in inputs])
+        node.backward = backward
+        node.saved = saved
+        node.meta = meta
+        node.grad = None
+        node.component = self.component
         self.nodes.append(node)
         out.node = node
         return out
@@ -208,18 +229,17 @@ class Tape:
             results = list(backward(self, node, grad))  # type: ignore[arg-type]
             if self.unpacked:
                 node.saved = ()
-        shapes = node.shapes
+        edges, shapes = node.edges, node.shapes
         for index, result in enumerate(results):
-            if result is not None and node.edges[index] is not None:
-                results[index] = self._validated(result, *shapes[index])
-            else:
+            if result is None or edges[index] is None:
                 results[index] = None
+            elif (result.shape, result.dtype) != shapes[index]:
+                results[index] = validated(self, result, *shapes[index])
         # call_function owns the incoming gradient and validates the outputs: it dies after that, unless it is passed
         # on.
         result = grad = None
         node.saved = ()
         node.backward = None
-        edges = node.edges
         for index in range(len(results)):
             result = results[index]
             results[index] = None
@@ -247,43 +267,11 @@ class Tape:
         offload: bool = False,
         selection: Selection | None = None,
     ) -> Tensor:
-        """``torch.utils.checkpoint``: run without keeping what is saved, and again in backward (utils/checkpoint.py,
-        2.13).
-
-        ``run(*inputs)`` must make all its tensors from ``inputs`` and parameters. The non-reentrant form stops the
-        recomputation at its last save (early stop); the reentrant one also recomputes and holds the output, and holds
-        the incoming gradient throughout. ``offload`` keeps the inputs in host memory instead (unsloth's and axolotl's
-        checkpoint functions, TRL's activation offloading) and brings them back for the recomputation.
-        """
+        """``torch.utils.checkpoint``, see :func:`memlint.estimate.engine.recompute.checkpoint`."""
         return checkpoint(self, run, inputs, reentrant=reentrant, offload=offload, selection=selection)
 
-    def _validated(self, grad: Tensor, shape: Shape, dtype: str) -> Tensor:
-        """validate_outputs (engine.cpp): sum to the input's shape where it was broadcast, cast to its dtype."""
-        if grad.shape != shape and prod(grad.shape) != prod(shape):
-            grad = self.new(shape, grad.dtype)
-        if grad.dtype != dtype:
-            grad = self.new(grad.shape, dtype)
-        return grad
-
     def _accumulate(self, leaf: Leaf, grad: Tensor, cast: bool = False) -> None:
-        if leaf.grad_dtype != grad.dtype:
-            grad = self.new(grad.shape, leaf.grad_dtype)
-        if leaf.sink is not None:
-            leaf.sink(self, leaf, grad)
-            return
-        if leaf.grad is True:
-            return
-        if isinstance(leaf.grad, Tensor):
-            # A second use of the parameter (tied weights). The product's gradient is a transposed view, which is never
-            # added to in place; a cast one (autocast) is.
-            if not leaf.dense:
-                leaf.grad = self.new(grad.shape, leaf.grad_dtype, GRADIENTS)
-                leaf.dense = True
-            return
-        if grad.storage is not None and grad.storage.component != GRADIENTS:
-            grad.storage.relabel(GRADIENTS)
-        leaf.grad = grad
-        leaf.dense = cast
+        accumulate(self, leaf, grad, cast)
 
     def begin_block(self, x: Tensor, *, first: bool = False) -> tuple[Opened, Tensor]:
         """Begin a part of the model that is run once and stands for all equal ones; the input to run it on.
@@ -309,13 +297,4 @@ class Tape:
 
     def repeat_block(self, block: Block, x: Tensor) -> Tensor:
         """Count a block like one that has run: its output stands in the place of ``x``."""
-        passing = block.passing
-        self.pool.again(block.forward, None if passing is None else lambda: passing.forward(self))
-        self.host_bytes += block.host_bytes[0]
-        block.made.factor += 1
-        if block.root is None:
-            return x
-        block.visits += 1
-        visit = Visit(block, x, self.component)
-        self.nodes.append(visit)
-        return Tensor(x.shape, x.dtype, x.storage, visit)
+        return count_again(self, block, x)

@@ -37,8 +37,9 @@ def _add_backward(f: Tape, node: Node, grad: Tensor) -> tuple[Tensor, Tensor]:
 
 def add(f: Tape, a: Tensor, b: Tensor) -> Tensor:
     """``a + b``: saves nothing; both gradients are the incoming one (shared)."""
-    recorded = f.needs(a, b)
-    out = f.new(broadcast(a.shape, b.shape), promoted(a, b))
+    recorded = f.grad_enabled and (a.node is not None or b.node is not None)
+    shape = a.shape if a.shape == b.shape else broadcast(a.shape, b.shape)
+    out = f.new(shape, a.dtype if a.dtype == b.dtype else promoted(a, b))
     return f.record(out, _add_backward, (a, b)) if recorded else out
 
 
@@ -52,21 +53,22 @@ def _mul_backward(f: Tape, node: Node, grad: Tensor) -> tuple[Tensor | None, Ten
 
 def mul(f: Tape, a: Tensor, b: Tensor) -> Tensor:
     """``a * b``: each operand is saved when the other needs a gradient."""
-    if not f.needs(a, b):
-        return f.new(broadcast(a.shape, b.shape), promoted(a, b))
+    shape = a.shape if a.shape == b.shape else broadcast(a.shape, b.shape)
+    dtype = a.dtype if a.dtype == b.dtype else promoted(a, b)
+    if not f.grad_enabled or (a.node is None and b.node is None):
+        return f.new(shape, dtype)
     saved = f.save(a if b.node is not None else None, b if a.node is not None else None)
-    out = f.new(broadcast(a.shape, b.shape), promoted(a, b))
-    return f.record(out, _mul_backward, (a, b), saved)
+    return f.record(f.new(shape, dtype), _mul_backward, (a, b), saved)
 
 
 def _one_like_grad(f: Tape, node: Node, grad: Tensor) -> tuple[Tensor]:
-    return (f.like(grad),)
+    return (f.new(grad.shape, grad.dtype),)
 
 
 def scale(f: Tape, a: Tensor) -> Tensor:
     """``a * number`` or ``-a``: saves nothing; the gradient is a new tensor."""
-    recorded = f.needs(a)
-    out = f.like(a)
+    recorded = f.grad_enabled and a.node is not None
+    out = f.new(a.shape, a.dtype)
     return f.record(out, _one_like_grad, (a,)) if recorded else out
 
 
@@ -76,8 +78,8 @@ def _shift_backward(f: Tape, node: Node, grad: Tensor) -> tuple[Tensor]:
 
 def shift(f: Tape, a: Tensor) -> Tensor:
     """``a + number``: saves nothing; the gradient passes through."""
-    recorded = f.needs(a)
-    out = f.like(a)
+    recorded = f.grad_enabled and a.node is not None
+    out = f.new(a.shape, a.dtype)
     return f.record(out, _shift_backward, (a,)) if recorded else out
 
 
@@ -85,14 +87,14 @@ def cast(f: Tape, a: Tensor, dtype: str) -> Tensor:
     """``a.to(dtype)``: the tensor itself when it already has that dtype, else a copy (ToCopyBackward0)."""
     if a.dtype == dtype:
         return a
-    recorded = f.needs(a)
-    out = f.like(a, dtype)
+    recorded = f.grad_enabled and a.node is not None
+    out = f.new(a.shape, dtype)
     return f.record(out, cast_backward, (a,), (), a.dtype) if recorded else out
 
 
 def copy(f: Tape, a: Tensor, shape: Shape | None = None) -> Tensor:
     """``clone`` or ``contiguous`` of a strided view: a new tensor, the gradient passes through."""
-    recorded = f.needs(a)
+    recorded = f.grad_enabled and a.node is not None
     out = f.new(shape or a.shape, a.dtype)
     return f.record(out, _shift_backward, (a,)) if recorded else out
 
@@ -109,10 +111,10 @@ def _pow2_backward(f: Tape, node: Node, grad: Tensor) -> tuple[Tensor]:
 
 def square(f: Tape, a: Tensor) -> Tensor:
     """``a.pow(2)``: saves its input."""
-    if not f.needs(a):
-        return f.like(a)
+    if a.node is None or not f.grad_enabled:
+        return f.new(a.shape, a.dtype)
     saved = f.save(a)
-    return f.record(f.like(a), _pow2_backward, (a,), saved)
+    return f.record(f.new(a.shape, a.dtype), _pow2_backward, (a,), saved)
 
 
 def _mean_backward(f: Tape, node: Node, grad: Tensor) -> tuple[Tensor]:
@@ -122,7 +124,7 @@ def _mean_backward(f: Tape, node: Node, grad: Tensor) -> tuple[Tensor]:
 
 def mean_last(f: Tape, a: Tensor) -> Tensor:
     """``a.mean(-1, keepdim=True)``: saves nothing but sizes."""
-    recorded = f.needs(a)
+    recorded = f.grad_enabled and a.node is not None
     out = f.new((*a.shape[:-1], 1), a.dtype)
     return f.record(out, _mean_backward, (a,), (), a.shape) if recorded else out
 
@@ -138,18 +140,18 @@ def _rsqrt_backward(f: Tape, node: Node, grad: Tensor) -> tuple[Tensor]:
 
 def rsqrt(f: Tape, a: Tensor) -> Tensor:
     """``a.rsqrt()``: saves its result."""
-    recorded = f.needs(a)
-    out = f.like(a)
+    recorded = f.grad_enabled and a.node is not None
+    out = f.new(a.shape, a.dtype)
     return f.record(out, _rsqrt_backward, (a,), f.save(out)) if recorded else out
 
 
 def _saved_input_backward(f: Tape, node: Node, grad: Tensor) -> tuple[Tensor]:
-    return (f.like(grad),)
+    return (f.new(grad.shape, grad.dtype),)
 
 
 def _silu_backward(f: Tape, node: Node, grad: Tensor) -> tuple[Tensor]:
     if f.one_kernel_silu:
-        return (f.like(grad),)
+        return (f.new(grad.shape, grad.dtype),)
     # A trace on fake tensors has no silu_backward kernel and runs torch/_decomp/decompositions.py (2.13) instead:
     # grad * sigmoid * (1 + self * (1 - sigmoid)), five temporaries. The reference figures are made so; the estimate
     # follows them and takes CUDA's single kernel (aten/src/ATen/native/cuda/ActivationSiluKernel.cu) for its lower
@@ -162,22 +164,22 @@ def _silu_backward(f: Tape, node: Node, grad: Tensor) -> tuple[Tensor]:
 
 def activation(f: Tape, a: Tensor, kind: str = "gelu") -> Tensor:
     """A fused activation kernel that saves its input (silu, gelu)."""
-    if not f.needs(a):
-        return f.like(a)
+    if a.node is None or not f.grad_enabled:
+        return f.new(a.shape, a.dtype)
     saved = f.save(a)
-    return f.record(f.like(a), _silu_backward if kind == "silu" else _saved_input_backward, (a,), saved)
+    return f.record(f.new(a.shape, a.dtype), _silu_backward if kind == "silu" else _saved_input_backward, (a,), saved)
 
 
 def saving_output(f: Tape, a: Tensor) -> Tensor:
     """An op that saves its result (relu, tanh, sigmoid, exp)."""
-    recorded = f.needs(a)
-    out = f.like(a)
+    recorded = f.grad_enabled and a.node is not None
+    out = f.new(a.shape, a.dtype)
     return f.record(out, _saved_input_backward, (a,), f.save(out)) if recorded else out
 
 
 def _dropout_backward(f: Tape, node: Node, grad: Tensor) -> tuple[Tensor]:
     # native_dropout_backward: one kernel, a new tensor.
-    return (f.like(grad),)
+    return (f.new(grad.shape, grad.dtype),)
 
 
 def dropout(f: Tape, a: Tensor, p: float) -> Tensor:
@@ -188,8 +190,8 @@ def dropout(f: Tape, a: Tensor, p: float) -> Tensor:
     """
     if not p:
         return a
-    recorded = f.needs(a)
-    out = f.like(a)
+    recorded = f.grad_enabled and a.node is not None
+    out = f.new(a.shape, a.dtype)
     mask = f.new(a.shape, "bool")
     return f.record(out, _dropout_backward, (a,), f.save(mask)) if recorded else out
 
@@ -202,7 +204,7 @@ def _slice_backward(f: Tape, node: Node, grad: Tensor) -> tuple[Tensor]:
 def slice_of(f: Tape, a: Tensor, shape: Shape) -> Tensor:
     """A slice: a view in forward; in backward a full-sized zero tensor (slice_backward)."""
     out = Tensor(shape, a.dtype, a.storage)
-    return f.record(out, _slice_backward, (a,), (), a.shape) if f.needs(a) else out
+    return f.record(out, _slice_backward, (a,), (), a.shape) if a.node is not None and f.grad_enabled else out
 
 
 def _cat_backward(f: Tape, node: Node, grad: Tensor) -> tuple[Tensor, ...]:
@@ -229,6 +231,6 @@ def expand_copy(f: Tape, a: Tensor, shape: Shape) -> Tensor:
     """
     if prod(shape) == prod(a.shape):
         return a
-    recorded = f.needs(a)
+    recorded = f.grad_enabled and a.node is not None
     out = Tensor(shape, a.dtype, a.storage) if a.shape[1] == 1 else f.new(shape, a.dtype)
     return f.record(out, _repeat_backward, (a,), (), a.shape) if recorded else out

@@ -32,8 +32,12 @@ def cast_weight(f: Tape, weight: Tensor | None) -> Tensor | None:
 
     The half copy of a leaf that requires a gradient is cached until autocast ends; a frozen one is cast at each use.
     """
+    return None if weight is None else _cast_weight(f, weight)
+
+
+def _cast_weight(f: Tape, weight: Tensor) -> Tensor:
     dtype = f.autocast
-    if weight is None or dtype is None or weight.dtype == dtype or weight.dtype not in _CAST:
+    if dtype is None or weight.dtype == dtype or weight.dtype not in _CAST:
         return weight
     cached = f.cast_cache.get(id(weight))
     if cached is not None:
@@ -81,17 +85,15 @@ def _linear_backward(f: Tape, node: Node, grad: Tensor) -> tuple[Tensor | None, 
 def linear(f: Tape, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """``F.linear``: x [..., in], weight [out, in] -> [..., out]; saves x for the weight and the weight for x."""
     # autocast's wrapper casts its arguments from the last to the first; the caller holds the originals meanwhile.
-    offset = cast_weight(f, bias)
-    held = cast_weight(f, weight)
-    assert held is not None
-    given = to_autocast(f, x)
-    recorded = f.needs(given, held, offset)
-    saved = (
-        f.save(given if held.node is not None else None, held if given.node is not None else None) if recorded else ()
-    )
-    out = f.output("mm", (*x.shape[:-1], held.shape[0]), given.dtype)
-    if not recorded:
-        return out
+    if f.autocast is None:
+        offset, held, given = bias, weight, x
+    else:
+        offset, held, given = cast_weight(f, bias), _cast_weight(f, weight), to_autocast(f, x)
+    shape = (*x.shape[:-1], held.shape[0])
+    if not f.grad_enabled or (given.node is None and held.node is None and (offset is None or offset.node is None)):
+        return f.output("mm", shape, given.dtype)
+    saved = f.save(given if held.node is not None else None, held if given.node is not None else None)
+    out = f.output("mm", shape, given.dtype)
     inputs = (given, held) if offset is None else (given, held, offset)
     return f.record(out, _linear_backward, inputs, saved)
 

@@ -1,0 +1,33 @@
+"""What Python nodes hold in attributes of their own (``ctx.tensors = ...``), as long as the graph lives."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from memlint.estimate.engine.graph import Tensor
+from memlint.estimate.engine.pool import ACTIVATIONS, TEMPORARIES
+
+if TYPE_CHECKING:
+    from memlint.estimate.engine.tape import Tape
+
+
+def linger(tape: Tape, tensor: Tensor) -> None:
+    """See :meth:`Tape.linger`."""
+    if tape.graphless or tensor.storage is None:
+        return
+    if tensor.storage.component == TEMPORARIES:
+        tensor.storage.relabel(ACTIVATIONS)
+    repeat = tape.pool.repeat
+    given = repeat is not None and tensor.storage.repeat is not repeat
+    tape.lingering.append((tensor.detach(), repeat if given else None))
+
+
+def release(tape: Tape) -> None:
+    """See :meth:`Tape.release`."""
+    while tape.lingering:
+        tensor, repeat = tape.lingering.pop()
+        assert tensor.storage is not None
+        size, component = tensor.storage.size, tensor.storage.component
+        del tensor
+        if repeat is not None:
+            tape.pool.add((1 - repeat.factor) * size, component)
