@@ -8,6 +8,7 @@ from memlint.estimate.build import Build
 from memlint.estimate.conditions import condition, is_leaf, numbered
 from memlint.estimate.engine.graph import Block
 from memlint.estimate.engine.pool import ACTIVATIONS, TEMPORARIES
+from memlint.estimate.engine.repeat import count_loose
 from memlint.estimate.engine.tape import Leaf, Tape, Tensor
 from memlint.estimate.env import Env
 from memlint.estimate.outputs import Outputs
@@ -63,18 +64,20 @@ class Stack:
         full: bool = False,
         alone: Sequence[int] = (),
         taps: Sequence[int] = (),
+        loose: Sequence[int] = (),
     ) -> None:
-        """``alone``: indexes of layers that are run themselves, beside the first ``build.apart``: something follows
-        them, or they make the first gradient of a tensor that others share, who add to it. ``taps``: those whose output
-        :attr:`after` sees beside these.
+        """``alone``: indexes of layers that are run themselves: they make the first gradient of a tensor that others
+        share, who add to it. ``taps``: those whose output :attr:`after` sees, beside these and the first
+        ``build.apart``. ``loose``: those whose input something beside the stack holds longer.
         """
         self.parts: list[tuple[int, Part]] = []
         """The first layer's index and what runs, in order; a part that stands for several is there as often."""
         self.sharding = build.sharding
         self.after: Callable[[Tape, Env, int, Tensor], Tensor] | None = None
         """What the model does with the output of a layer, outside its checkpoint; for those in ``taps``."""
-        self.alone = {*range(build.apart), *alone}
-        self.taps = {*self.alone, *taps}
+        self.loose = {0, *loose}
+        self.alone = {*alone}
+        self.taps = {*range(build.apart), *self.alone, *taps, *loose}
         self.before: Callable[[Tape, int], tuple[Tensor, ...]] | None = None
         """Further inputs of a layer, made outside its checkpoint (its part of a tensor that holds all layers')."""
         self.keeps = False
@@ -121,8 +124,9 @@ class Stack:
         near = [key if by_number else first[key].held for key in self.keys]
         near = [None, *near, None]
         flows = False
+        alone = {*self.alone, *self.loose} if fixed else self.alone
         for index, key in enumerate(self.keys):
-            like: Hashable = key, index if index in self.alone else None
+            like: Hashable = key, index if index in alone else None
             if fixed:
                 after = near[index + 2] if self.sharding.fully is not None else None
                 # A gradient flows back into every layer after the first one that is trained.
@@ -174,10 +178,18 @@ class Stack:
         runs: dict[Part, int] = {}
         for first, part in self.parts:
             like: Hashable = part
+            loose = first in self.loose
             if part.anew is not None and part.count > 1:
-                like = part, condition(f, env, x, held), before if neighbours else None
-            if like in done:
+                near = (before, first if loose else None) if neighbours else None
+                beside = None if f.alike else (first in self.taps, first - 1 in self.taps)
+                like = part, condition(f, env, x, held), near, beside
+            if like in done and loose:
+                given_away = [x]
+                del x
+                x = count_loose(f, done[like], given_away)
+            elif like in done:
                 x = f.repeat_block(done[like], x)
+            if like in done:
                 if first in self.taps and self.after is not None:
                     x = self.after(f, env, first, x)
                 if self.keeps:
@@ -185,10 +197,9 @@ class Stack:
                 before = part
                 continue
             opened = None
-            if part.count > 1 and (part.anew is None or before is not None):
-                opened, x = f.begin_block(x)
-            elif part.count > 1 and not neighbours and not is_leaf(f, x):
-                opened, x = f.begin_block(x, first=True)
+            apart = part.anew is not None and (loose or (len(self.loose) > 1 and not neighbours))
+            if part.count > 1 and (not apart or not (neighbours or is_leaf(f, x))):
+                opened, x = f.begin_block(x, loose=apart)
             number = runs[part] = runs.get(part, -1) + 1
             for index, layer, unit in part.copy(number):
                 given = others if self.before is None else (*others, *self.before(f, index))

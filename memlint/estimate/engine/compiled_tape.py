@@ -177,10 +177,10 @@ class CompiledTape(Tape):
         lay_down(out)
         return out
 
-    def begin_block(self, x: Tensor, *, first: bool = False) -> tuple[Opened, Tensor]:
+    def begin_block(self, x: Tensor, *, loose: bool = False) -> tuple[Opened, Tensor]:
         """Begin a block; its input is laid down."""
         lay_down(x)
-        return super().begin_block(x, first=first)
+        return super().begin_block(x, loose=loose)
 
     def end_block(
         self, opened: Opened, out: Tensor, others: Iterable[Tensor] = (), *shared: Any

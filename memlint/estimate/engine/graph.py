@@ -97,9 +97,11 @@ class Block:
         "given",
         "held",
         "host_bytes",
+        "input_label",
         "later",
         "made",
         "nodes",
+        "out",
         "passing",
         "root",
         "steady",
@@ -128,6 +130,10 @@ class Block:
         """Mark of the stand-in for the block's input."""
         self.steady = True
         """Other blocks may be counted like it."""
+        self.input_label = 0
+        """Component of the input at the block's end."""
+        self.out: tuple[int, int] = (0, 0)
+        """Bytes and component of the output."""
         self.host_bytes = (0, 0)
         """What the runs forward and backward keep in host memory."""
         self.visits = 1

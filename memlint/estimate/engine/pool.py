@@ -57,6 +57,13 @@ class Storage:
         if pool.watch is not None:
             pool.watch(self, 0)
 
+    @classmethod
+    def counted(cls, pool: Pool, size: int, component: int) -> Storage:
+        """A block that is among the live bytes already."""
+        made = cls.__new__(cls)
+        made.pool, made.size, made.component, made.repeat = pool, size, component, None
+        return made
+
     def relabel(self, component: int) -> None:
         """Count the block under another component from now on (a saved temporary is an activation)."""
         pool = self.pool

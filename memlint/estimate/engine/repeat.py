@@ -26,14 +26,14 @@ if TYPE_CHECKING:
 class Opened:
     """A block whose run forward is under way."""
 
-    def __init__(self, tape: Tape, x: Tensor, *, first: bool = False) -> None:
-        """``first``: unlike the input of its equals, this one's may be held from outside; it runs on a stand-in."""
+    def __init__(self, tape: Tape, x: Tensor, *, loose: bool = False) -> None:
+        """``loose``: unlike the input of its equals, this one's may be held from outside; it runs on a stand-in."""
         self.gate = None if x.node is None else Node(None, (), (), (), None, TEMPORARIES)
         self.source = Tensor(x.shape, x.dtype, None, x.node)
         storage = x.storage
         self.own: Storage | None = None
         self.mark = 0
-        if first and storage is not None:
+        if loose and storage is not None:
             self.own = storage
             storage = stand_in = Entry(storage)
             self.mark, self.stand_in = stand_in.mark, ref(stand_in)
@@ -65,6 +65,8 @@ class Opened:
         block.nodes, block.given, block.passing, block.entry = nodes, given, passing, self.mark
         if nodes:
             block.held = [*shared]
+        if out.storage is not None:
+            block.out = out.storage.size, out.storage.component
         visit = None if out.node is None else Visit(block, self.source, tape.component)
         if self.own is None:
             pool.rise(self.outside[0], sum(self.outside[0]), block.forward, block.forward.own)
@@ -90,6 +92,7 @@ class Opened:
         if entry is None:
             return
         own.relabel(entry.component)
+        block.input_label = entry.component
         # Beside what is saved, this variable and the function's argument refer to it.
         block.steady = visit is not None and getrefcount(entry) == savers + 2
         if held and visit is not None and block.steady:
@@ -147,6 +150,35 @@ def count_again(tape: Tape, block: Block, x: Tensor) -> Tensor:
     visit = Visit(block, x, tape.component)
     tape.nodes.append(visit)
     return Tensor(x.shape, x.dtype, x.storage, visit)
+
+
+def count_loose(tape: Tape, block: Block, given: list[Tensor]) -> Tensor:
+    """As :func:`count_again` where something outside may hold the input, which the list gives away."""
+    x, pool = given.pop(), tape.pool
+    own, shape, dtype = x.storage, x.shape, x.dtype
+    visit = None if block.root is None else Visit(block, x, tape.component)
+    del x
+    assert own is not None
+    size, component = own.size, own.component
+    held = getrefcount(own) > 2
+    gone = any(stretch.mark == block.entry for stretch in block.forward.stretches)
+    pool.again(block.forward, None, {block.entry: ((component, size),)} if held and gone else None)
+    if not gone:
+        own.component = block.input_label
+        if held and visit is not None:
+            visit.own = own
+    if not held:
+        component = own.component
+        del own
+        # What the change has taken away, or what the blocks' nodes hold from now on.
+        pool.silently(size, component)
+    tape.host_bytes += block.host_bytes[0]
+    block.made.factor += 1
+    out = Tensor(shape, dtype, Storage.counted(pool, *block.out), visit)
+    if visit is not None:
+        block.visits += 1
+        tape.nodes.append(visit)
+    return out
 
 
 def revisit(tape: Tape, visit: Visit) -> list[Tensor | None]:

@@ -273,12 +273,12 @@ class Tape:
     def _accumulate(self, leaf: Leaf, grad: Tensor, cast: bool = False) -> None:
         accumulate(self, leaf, grad, cast)
 
-    def begin_block(self, x: Tensor, *, first: bool = False) -> tuple[Opened, Tensor]:
+    def begin_block(self, x: Tensor, *, loose: bool = False) -> tuple[Opened, Tensor]:
         """Begin a part of the model that is run once and stands for all equal ones; the input to run it on.
 
-        ``first``: something outside may hold the input of this one longer than the block does.
+        ``loose``: something outside may hold the input of this one longer than the block does.
         """
-        opened = Opened(self, x, first=first)
+        opened = Opened(self, x, loose=loose)
         return opened, opened.entry()
 
     def end_block(

@@ -115,7 +115,7 @@ class Tower:
         self.norm_pre, self.norm_post = LayerNorm(b, f"{at}.layernorm_pre", h), LayerNorm(b, f"{at}.layernorm_post", h)
         self.taps = [int(i) for i in a.get("intermediate_layers_indices", ())]
         make = lambda build, _, i: Layer(a, build, f"{at}.transformer.layers.{i}", env, gated=False)  # noqa: E731
-        self.layers = Stack(b, [""] * a.num_hidden_layers, make, alone=self.taps)
+        self.layers = Stack(b, [""] * a.num_hidden_layers, make, taps=self.taps)
         self.layers.keeps = True
         second = f"{at}.global_transformer.layers"
         self.second = Stack(

@@ -213,7 +213,7 @@ class Tower:
         self.taps = [i for i in (a.get("deepstack_visual_indexes", ()) if new else ()) if i < depth]
         make = lambda build, kind, i: Block(a, build, f"{name}.blocks.{i}", kind, env)  # noqa: E731
         # What a merger takes as well, the next layer holds with it.
-        self.layers = Stack(b, kinds, make, alone=[i + 1 for i in self.taps], taps=self.taps)
+        self.layers = Stack(b, kinds, make, taps=self.taps, loose=[i + 1 for i in self.taps])
         self.merger = Merger(a, b, f"{name}.merger")
         deep = "merger_list" if a.model_type == "qwen3_omni_moe_vision_encoder" else "deepstack_merger_list"
         self.deep = [Merger(a, b, f"{name}.{deep}.{i}", wide=True) for i in range(len(self.taps))]
