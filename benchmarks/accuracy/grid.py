@@ -64,7 +64,10 @@ SETUPS: dict[str, dict[str, Any]] = {
         "training.checkpointing.mode": "full",
     },
 }
-EAGER_ONLY = ("gemma2", "bloom", "deberta-v2", "openai-gpt", "roformer", "rembert", "mvp")
+EAGER_ONLY = (
+    *("gemma2", "bloom", "deberta-v2", "openai-gpt", "roformer", "rembert", "mvp"),
+    *("mimo_v2_flash", "t5gemma", "convbert"),
+)
 
 
 UNCHECKPOINTED = ("albert", "openai-gpt", "ctrl")

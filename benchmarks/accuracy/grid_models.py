@@ -141,6 +141,36 @@ TYPES: dict[str, dict[str, Any]] = {
         "local_attention": 128,
     },
     "persimmon": {**TINY, "intermediate_size": 2048},
+    "diffllama": TINY,
+    "cohere2_moe": {
+        **TINY,
+        **_MOE,
+        **_LOCAL,
+        "intermediate_size": 256,
+        "prefix_dense_intermediate_size": 1408,
+        "first_k_dense_replace": 1,
+        "num_shared_experts": 1,
+        "expert_selection_fn": "sigmoid",
+    },
+    "mimo_v2_flash": {
+        **TINY,
+        **_ROUTED,
+        **_WINDOWS,
+        "num_key_value_heads": 2,
+        "head_dim": 96,
+        "v_head_dim": 64,
+    },
+    "hy_v3": {**TINY, **_MOE, "head_dim": 64},
+    "laguna": {
+        **TINY,
+        **_MOE,
+        **_LOCAL,
+        "shared_expert_intermediate_size": 256,
+        "num_attention_heads_per_layer": [12, 8, 12, 8, 12],
+    },
+    "sarvam_moe": {**TINY, **_ROUTED, "head_dim": 64},
+    "sarvam_mla": {**TINY, **_ROUTED, **_LATENT, "q_lora_rank": None, "n_group": 1, "topk_group": 1},
+    "axk1": {**TINY, **_ROUTED, **_LATENT},
     "openai-gpt": {"n_embd": 512, "n_layer": 5, "n_head": 8, "vocab_size": 8192},
     "ctrl": {"n_embd": 512, "n_layer": 5, "n_head": 8, "vocab_size": 8192, "dff": 2048},
 }
@@ -152,6 +182,7 @@ _ENCODER: dict[str, Any] = {
     "vocab_size": 8192,
 }
 _T5: dict[str, Any] = {"d_model": 512, "d_kv": 64, "d_ff": 1024, "num_layers": 5, "num_heads": 8, "vocab_size": 8192}
+_T5GEMMA: dict[str, Any] = {**TINY, **_LOCAL, "pad_token_id": 0, "bos_token_id": 2, "eos_token_id": 1}
 _BART: dict[str, Any] = {
     "d_model": 512,
     **{
@@ -191,10 +222,14 @@ HEADED: dict[str, tuple[str, dict[str, Any]]] = {
     "xlm-roberta-xl": ("masked-lm", _ENCODER),
     "roformer": ("masked-lm", {**_ENCODER, "embedding_size": 256}),
     "rembert": ("masked-lm", {**_ENCODER, "input_embedding_size": 128, "output_embedding_size": 640}),
+    "layoutlm": ("masked-lm", _ENCODER),
+    "mobilebert": ("masked-lm", {**_ENCODER, "intermediate_size": 512}),
+    "convbert": ("masked-lm", {**_ENCODER, "embedding_size": 128}),
     "mistral4": ("sequence-classification", {**TINY, **_ROUTED, **_LATENT, "pad_token_id": 0}),
     "albert": ("masked-lm", {**_ENCODER, "embedding_size": 128}),
     "t5": ("seq2seq-lm", _T5),
     "umt5": ("seq2seq-lm", _T5),
+    "t5gemma": ("seq2seq-lm", {"encoder": _T5GEMMA, "decoder": _T5GEMMA, "vocab_size": 8192}),
     "bart": ("seq2seq-lm", _BART),
     "mvp": ("seq2seq-lm", _BART),
 }

@@ -84,14 +84,29 @@ class Env:
         options = self.checkpointing
         return options.mode != "none" and index % options.every == 0
 
+    def closure(self, block: Any) -> dict[str, Any]:
+        """What a checkpointed layer holds until its backward: its own arguments, not what other kinds of layers share.
+
+        A block says what it ``uses``; or its ``kind`` names its mask, and its rotary tables, where there are several.
+        (CheckpointFunction keeps its closure in an attribute, for as long as the graph lives: all masks stay.)
+        """
+        state, uses = self.state, getattr(block, "uses", None)
+        if uses is not None:
+            return {name: state[name] for name in uses}
+        masks, kind = state.get("masks"), getattr(block, "kind", None)
+        if masks is None or len(masks) < 2 or not isinstance(kind, str) or self.checkpointing.reentrant:
+            return state
+        own = kind if kind in masks else "full"
+        state.setdefault("router", [])
+        others = {f"rope:{name}" for name in masks if name != own} | ({"rope"} if f"rope:{own}" in state else set())
+        return {**{name: value for name, value in state.items() if name not in others}, "masks": {own: masks[own]}}
+
     def call(self, f: Tape, block: Callable[..., Tensor], index: int, *inputs: Tensor) -> Tensor:
         """Run one layer, checkpointed or not."""
         if not self.checkpointed(index):
             return block(f, *inputs)
 
-        # A checkpointed layer's closure holds its own arguments only, not what other kinds of layers share.
-        uses = getattr(block, "uses", None)
-        state = self.state if uses is None else {name: self.state[name] for name in uses}
+        state = self.closure(block)
         selection = None
         if self.checkpointing.mode == "selective":
             from memlint.estimate.engine.selective import Selection

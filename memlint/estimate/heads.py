@@ -30,6 +30,7 @@ SCALED_LOGITS = (
     "granitemoeshared",
     "cohere",
     "cohere2",
+    "cohere2_moe",
     "falcon_h1",
     "hyperclovax",
 )

@@ -236,8 +236,7 @@ class Stack:
 
 def shared_by(env: Env, layer: Layer) -> Any:
     """What a checkpointed layer's closure holds until its backward (see :meth:`Env.call`)."""
-    uses = getattr(layer, "uses", None)
-    return env.state if uses is None else [env.state[name] for name in uses]
+    return env.closure(layer)
 
 
 def _settle(shared: Any) -> None:

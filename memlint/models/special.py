@@ -149,6 +149,13 @@ def _paligemma(values: Values, stated: Mapping[str, Any]) -> None:
         vision["projection_dim"] = values.get("projection_dim")
 
 
+def _t5gemma(values: Values, stated: Mapping[str, Any]) -> None:
+    """T5GemmaConfig says of its second part that it is the decoder, whatever that part states."""
+    decoder = values.get("decoder")
+    if isinstance(decoder, dict):
+        decoder["is_decoder"] = True
+
+
 def _tied_if_text_is(values: Values, stated: Mapping[str, Any]) -> None:
     """Before transformers 5 these classes kept tie_word_embeddings in the text part."""
     text = values.get("text_config")
@@ -183,6 +190,7 @@ AFTER: dict[str, Step] = {
     "qwen3_moe": kinds.window_only_when_used,
     "smollm3": kinds.smollm3,
     "llama4_text": kinds.llama4_text,
+    "cohere2_moe": kinds.cohere2_moe,
     "gpt_neo": kinds.gpt_neo,
     "gpt_bigcode": _gpt_bigcode,
     "falcon": _falcon,
@@ -212,6 +220,7 @@ AFTER: dict[str, Step] = {
     "falcon_mamba": _falcon_mamba,
     "bailing_hybrid": _bailing_hybrid,
     "paligemma": _paligemma,
+    "t5gemma": _t5gemma,
     **dict.fromkeys(("resnet", "convnext", "convnextv2", "segformer"), kinds.stages),
     **dict.fromkeys(("t5", "mt5", "umt5", "longt5", "switch_transformers", "udop", "pop2piano"), _t5),
     **dict.fromkeys(

@@ -79,6 +79,19 @@ def llama4_text(values: Values, stated: Mapping[str, Any]) -> None:
         ]
 
 
+def cohere2_moe(values: Values, stated: Mapping[str, Any]) -> None:
+    """Cohere 2 MoE: dense layers first, and a pattern of windows that begins anew after them."""
+    dense, total = values.pop("first_k_dense_replace", None) or 0, layers(values)
+    dense = min(max(dense, 0), total)
+    if values.get("layer_types") is None:
+        patterns = [values.get(f"{part}sliding_window_pattern") or 1 for part in ("prefix_dense_", "")]
+        first = [(i + 1) % patterns[0] for i in range(dense)]
+        rest = [(i + 1) % patterns[1] for i in range(total - dense)]
+        values["layer_types"] = ["sliding_attention" if local else "full_attention" for local in first + rest]
+    if values.get("mlp_layer_types") is None:
+        values["mlp_layer_types"] = ["dense" if i < dense else "sparse" for i in range(total)]
+
+
 def gpt_neo(values: Values, stated: Mapping[str, Any]) -> None:
     """GPT-Neo: attention_types ``[[[kind, ...], times], ...]`` written out layer by layer."""
     kinds: list[str] = []
@@ -166,11 +179,13 @@ def ernie4_5_moe(values: Values, stated: Mapping[str, Any]) -> None:
 
 
 def mimo_v2_flash(values: Values, stated: Mapping[str, Any]) -> None:
-    """MiMo V2 Flash: the first and every sixth layer attend to everything."""
+    """MiMo V2 Flash: the first and every sixth layer attend to everything; the first has no experts."""
     if stated.get("layer_types") is None:
         values["layer_types"] = [
             "full_attention" if i == 0 or not (i + 1) % 6 else "sliding_attention" for i in range(layers(values))
         ]
+    if stated.get("mlp_layer_types") is None:
+        values["mlp_layer_types"] = ["dense", *["sparse"] * layers(values)][: layers(values)]
     if stated.get("sliding_window_size") is not None:
         values["sliding_window"] = stated["sliding_window_size"] + 1
 

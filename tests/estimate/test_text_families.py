@@ -40,9 +40,13 @@ def test_one_layer_stands_for_all_equal_ones(run: dict[str, Any]) -> None:
     is_extended_exactly(run)
 
 
-@pytest.mark.parametrize(
-    "model_type", ["zamba2", "minimax", "olmo_hybrid", "afmoe", "mellum", "modernbert-decoder", "jais2"]
+DEEP = (
+    *("zamba2", "minimax", "olmo_hybrid", "afmoe", "mellum", "modernbert-decoder", "jais2"),
+    *("cohere2_moe", "diffllama", "hy_v3", "laguna", "mimo_v2_flash", "sarvam_moe", "sarvam_mla", "axk1"),
 )
+
+
+@pytest.mark.parametrize("model_type", DEEP)
 def test_a_model_of_its_own_depth_is_extended_exactly(model_type: str) -> None:
     """Weights that layers share, and what autocast keeps of them, count once."""
     start = next(run for run in POINTS if run["config"]["model_type"] == model_type and "lora" not in run)

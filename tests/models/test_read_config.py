@@ -103,7 +103,7 @@ def test_models_of_text_and_vision_have_both_parts_without_any_statement(model_t
     assert found.hidden_size == found.config["text_config"]["hidden_size"]
 
 
-@pytest.mark.parametrize("model_type", ["granite_swa", "diffllama"])
+@pytest.mark.parametrize("model_type", ["granite_swa"])
 def test_a_type_that_is_only_near_says_what_is_not_modelled(model_type: str) -> None:
     found = read(model_type=model_type, **TINY, num_key_value_heads=4)
     assert found.family == "llama"

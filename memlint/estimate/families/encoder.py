@@ -38,6 +38,9 @@ MODULES = {
     "xlm-roberta-xl": "pre_norm_bert",
     "roformer": "composed_bert",
     "rembert": "composed_bert",
+    "convbert": "convbert",
+    "layoutlm": "layoutlm",
+    "mobilebert": "mobilebert",
 }
 """model_type -> module of this package that holds its ``Model``; modules load on first use."""
 

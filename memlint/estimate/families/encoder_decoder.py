@@ -10,6 +10,7 @@ from memlint.estimate.engine.pool import INPUTS, LOGITS
 from memlint.estimate.engine.tape import Leaf, Tape, Tensor
 from memlint.estimate.env import Batch, Env
 from memlint.estimate.errors import Unsupported
+from memlint.estimate.ops.basic import cast
 from memlint.estimate.ops.loss import cross_entropy
 from memlint.job import TrainingJob
 
@@ -27,6 +28,7 @@ MODULES = {
     "blenderbot-small": "bart",
     "m2m_100": "bart",
     "whisper": "whisper",
+    "t5gemma": "t5gemma",
 }
 """model_type -> module of this package that holds its ``Model``; modules load on first use."""
 
@@ -61,10 +63,11 @@ class EncoderDecoderModel:
         return result
 
     def loss(self, f: Tape, output: tuple[Tensor, Any], batch: Batch) -> Tensor:
-        """CrossEntropyLoss in the logits' dtype."""
+        """CrossEntropyLoss in the logits' dtype, or in fp32 where the class calls ForMaskedLMLoss."""
         assert batch.labels is not None
         f.component = LOGITS
-        return cross_entropy(f, output[0], batch.labels)
+        logits = cast(f, output[0], "fp32") if getattr(self.body, "upcasts", False) else output[0]
+        return cross_entropy(f, logits, batch.labels)
 
     def leaves(self) -> list[Leaf]:
         """Gradient accumulators of all trainable parameters."""

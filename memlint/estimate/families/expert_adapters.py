@@ -28,7 +28,7 @@ MIXTRAL = frozenset(("mixtral", "minimax", "minimax_m2"))
 QWEN = frozenset((
     "afmoe", "cohere2_moe", "deepseek_v2", "deepseek_v3", "deepseek_v32", "dots1", "ernie4_5_moe", "exaone_moe",
     "flex_olmo", "glm4_moe", "glm4_moe_lite", "glm4v_moe", "glm4v_moe_text", "glm_moe_dsa", "hunyuan_v1_moe",
-    "longcat_flash", "mellum", "olmoe", "qwen3_moe", "qwen3_next", "solar_open",
+    "longcat_flash", "mellum", "olmoe", "qwen3_moe", "qwen3_next", "sarvam_mla", "solar_open",
 ))  # fmt: skip
 """Types converted as qwen2_moe's pattern, gate_proj, up_proj and down_proj (qwen2_moe itself is not in PEFT's
 table).

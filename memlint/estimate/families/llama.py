@@ -101,13 +101,15 @@ class Attention:
 class Block:
     """One decoder layer."""
 
+    attention_class = Attention
+
     def __init__(self, a: Architecture, b: Build, kind: str, index: int, env: Env) -> None:
         s = self.shape = shape_of(a)
         h = a.hidden_size
         name = f"model.layers.{index}"
         self.kind = kind
         self.env = env
-        self.attention = Attention(a, b, f"{name}.self_attn", s)
+        self.attention = self.attention_class(a, b, f"{name}.self_attn", s)
         self.mlp = Mlp(a, b, f"{name}.mlp", s)
         names = (
             s.norm_names
@@ -181,6 +183,8 @@ def layer_kinds(a: Architecture) -> list[str]:
 class Model:
     """Embedding, blocks and final norm: ids [B, S] -> hidden states [B, S, H]."""
 
+    block = Block
+
     def __init__(self, a: Architecture, b: Build, env: Env) -> None:
         self.a, self.env = a, env
         s = self.shape = shape_of(a)
@@ -203,7 +207,7 @@ class Model:
 
     def stack(self, b: Build) -> Any:
         """The layers."""
-        return Stack(b, self.kinds, lambda build, kind, index: Block(self.a, build, kind, index, self.env))
+        return Stack(b, self.kinds, lambda build, kind, index: self.block(self.a, build, kind, index, self.env))
 
     def __call__(self, f: Tape, batch: Batch) -> Tensor:
         """The model's forward up to its last hidden state."""

@@ -165,6 +165,12 @@ TYPES: dict[str, Mixture] = {
         shared_name="shared_mlp",
         gate_name="gate.wg",
     ),
+    "hy_v3": Mixture(
+        shape=Shape(qk_norm="head"),
+        sparse=_listed,
+        shared="after",
+        shared_width="*num_shared_experts",
+    ),
     "phimoe": Mixture(
         shape=Shape(norm="layer", mlp_bias=False),
         router="sparsemixer",
@@ -173,6 +179,7 @@ TYPES: dict[str, Mixture] = {
         gate_name="router",
     ),
 }
+TYPES["sarvam_moe"] = TYPES["glm4_moe"]
 """model_type -> mixture. A type missing here runs as qwen3_moe without norms of q and k."""
 
 
@@ -180,6 +187,6 @@ def mixture_of(a: Architecture) -> Mixture:
     """The row of a model type; a plain Qwen-like mixture where there is none."""
     if EXPERT_MODULES in a.traits:
         return TYPES["deepseek"]
-    if a.model_type == "glm4_moe" and not a.get("use_qk_norm", False):
+    if a.model_type in ("glm4_moe", "sarvam_moe") and not a.get("use_qk_norm", False):
         return TYPES["glm4_moe:plain"]
     return TYPES.get(a.model_type, Mixture())

@@ -1,9 +1,9 @@
 """Decoder-only models with multi-head latent attention: deepseek_v2, deepseek_v3 (kimi_k2), deepseek_v32,
-glm4_moe_lite, glm_moe_dsa, mistral4, minicpm3, youtu.
+glm4_moe_lite, glm_moe_dsa, mistral4, minicpm3, youtu, axk1, sarvam_mla.
 
-Source: transformers 5.24 models/{deepseek_v2,deepseek_v3,glm4_moe_lite,mistral4,minicpm3,youtu}/modeling_*.py. Keys and
-values come from a low-rank latent; in training it is expanded to all heads, so activations are those of full attention
-with heads of different widths for q and k and for v (which keeps the flash kernel away where the widths differ).
+Source: transformers 5.24 models/{deepseek_v2,deepseek_v3,glm4_moe_lite,mistral4,minicpm3,youtu,axk1}/modeling_*.py.
+Keys and values come from a low-rank latent; in training it is expanded to all heads, so activations are those of full
+attention with heads of different widths for q and k and for v (which keeps the flash kernel away where they differ).
 """
 
 from __future__ import annotations
@@ -42,6 +42,8 @@ MIXTURES: dict[str, Mixture | None] = {
     "glm_moe_dsa": Mixture(router="grouped", **_EXPERTS),
     "deepseek_v2": Mixture(router="grouped-softmax", **_EXPERTS),
     "glm4_moe_lite": Mixture(router="grouped", **_EXPERTS),
+    "axk1": Mixture(router="grouped", **_EXPERTS),
+    "sarvam_mla": Mixture(router="grouped", **_EXPERTS),
     "mistral4": Mixture(router="grouped-plain", **_EXPERTS),
     "minicpm3": None,
     "youtu": None,
@@ -216,6 +218,9 @@ class Block:
         else:
             bias = bool(a.get("mlp_bias", False))
             self.mlp = GatedMlp(b, f"{name}.mlp", h, int(a.get("intermediate_size")), act, bias=bias, a=a)
+        self.last_norm: Norm | None = None
+        if a.model_type == "axk1" and sparse:
+            self.last_norm = Norm(b, f"{name}.mlp.post_mlp_layernorm", h, "llama")
         self.scaled = a.model_type == "minicpm3"
         self.norms = [Norm(b, f"{name}.{n}", h, "llama") for n in ("input_layernorm", "post_attention_layernorm")]
 
@@ -229,6 +234,8 @@ class Block:
         residual = x
         x = self.norms[1](f, env, x)
         x = self.mlp(f, x)
+        if self.last_norm is not None:
+            x = self.last_norm(f, env, x)
         return add(f, residual, scale(f, x) if self.scaled else x)
 
 

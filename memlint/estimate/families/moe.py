@@ -104,7 +104,7 @@ class Moe:
         self.env: Env | None = None
         """Set where the load-balancing loss is taken (output_router_logits)."""
         targets = ExpertTargets() if EXPERT_MODULES in a.traits else expert_targets(a, b.lora, name)
-        self.router = make_router(a, b, f"{name}.{m.gate_name}", m, experts)
+        self.router = self.make_router(a, b, f"{name}.{m.gate_name}", experts)
         if targets.router and b.lora is not None:
             self.router.adapter = FoldedRouter(b, f"{name}.{m.gate_name}", self.router.weight, b.lora)
         self.experts: Callable[[Tape, Tensor, Tensor, Tensor], Tensor]
@@ -118,6 +118,10 @@ class Moe:
         if m.shared in ("gated", "after", "before") and inner:
             self.shared = GatedMlp(b, f"{name}.{m.shared_name}", h, inner, act, a=owner)
         self.shared_gate = b.linear(f"{name}.shared_expert_gate", h, 1) if m.shared == "gated" and inner else None
+
+    def make_router(self, a: Architecture, b: Build, name: str, experts: int) -> Any:
+        """The router of the mixture's type."""
+        return make_router(a, b, name, self.mixture, experts)
 
     def __call__(self, f: Tape, x: Tensor) -> Tensor:
         """x [B, S, H] -> [B, S, H]."""
@@ -210,8 +214,9 @@ class Block:
         self.attention = Attention(a, b, f"{name}.self_attn", s)
         act = str(a.get("hidden_act") or "silu")
         self.mlp: Any
+        self.mixture = m
         if sparse:
-            self.mlp = Moe(a, b, f"{name}.{m.name}", m)
+            self.mlp = self.sparse_mlp(a, b, f"{name}.{m.name}")
             self.mlp.env = env if a.get("output_router_logits") else None
         else:
             bias = bool(a.get(s.mlp_bias, False)) if isinstance(s.mlp_bias, str) else s.mlp_bias
@@ -224,6 +229,10 @@ class Block:
         names = ("post_attention_layernorm", "post_feedforward_layernorm") if s.norms == "post" else ()
         names = names or ("input_layernorm", "post_attention_layernorm")
         self.norms = [Norm(b, f"{name}.{n}", h, s.norm) for n in names]
+
+    def sparse_mlp(self, a: Architecture, b: Build, name: str) -> Any:
+        """The mixture of experts."""
+        return Moe(a, b, name, self.mixture)
 
     def __call__(self, f: Tape, x: Tensor) -> Tensor:
         """x [B, S, H] -> [B, S, H]."""
@@ -252,17 +261,26 @@ class Block:
 class Model(Body):
     """Embedding, blocks and final norm: ids [B, S] -> hidden states [B, S, H]."""
 
+    block = Block
+
     def __init__(self, a: Architecture, b: Build, env: Env) -> None:
         m = mixture_of(a)
         super().__init__(a, b, env, m.shape)
         self.kinds = layer_kinds(a)
         self.head_bias = bool(a.get("lm_head_bias", False))
         layers = [(kind, m.sparse is None or m.sparse(a, i)) for i, kind in enumerate(self.kinds)]
-        self.layers = Stack(b, layers, lambda build, kind, index: Block(a, build, kind, index, env))
+        self.layers = Stack(b, layers, lambda build, kind, index: self.block(a, build, kind, index, env))
         self.finish(b, int((a.get("head_dim") or a.hidden_size // a.get("num_attention_heads")) * partial_rotary(a)))
         if m.shape.local_rope and len(set(self.kinds)) > 1:
             b.buffer(self.rotary // 2 * 4)
             b.buffer(self.rotary // 2 * 4)
+
+
+MODULES = {
+    "llama4_text": "llama4",
+    **{kind: kind for kind in ("gpt_oss", "dbrx", "afmoe", "cohere2_moe", "hy_v3", "laguna", "mimo_v2_flash")},
+}
+"""model_type -> module of this package that holds its ``Model``, where this one does not; modules load on first use."""
 
 
 def body_of(a: Architecture) -> Callable[[Architecture, Build, Env], Any]:
@@ -271,22 +289,12 @@ def body_of(a: Architecture) -> Callable[[Architecture, Build, Env], Any]:
     Raises:
         Unsupported: nobody has compared this type with its code.
     """
-    if a.model_type == "gpt_oss":
-        from memlint.estimate.families import gpt_oss
+    module = MODULES.get(a.model_type)
+    if module is not None:
+        from importlib import import_module
 
-        return gpt_oss.Model
-    if a.model_type == "llama4_text":
-        from memlint.estimate.families import llama4
-
-        return llama4.Model
-    if a.model_type == "dbrx":
-        from memlint.estimate.families import dbrx
-
-        return dbrx.Model
-    if a.model_type == "afmoe":
-        from memlint.estimate.families import afmoe
-
-        return afmoe.Model
+        model: Callable[[Architecture, Build, Env], Any] = import_module(f"memlint.estimate.families.{module}").Model
+        return model
     if a.model_type not in TYPES and a.approximate is None:
         raise Unsupported(f"no memory model for `{a.model_type}` yet")
     return Model

@@ -51,8 +51,19 @@ def build_model(job: TrainingJob, build: Build, env: Env) -> Trainable:
     return maker(job, build, env)
 
 
+OF_LLAMAS_SHAPE = {"diffllama": "diffllama"}
+"""model_type -> module that holds its ``Model``, where a row of families/shapes.py does not say all."""
+
+
 def _decoder(job: TrainingJob, build: Build, env: Env) -> Trainable:
     from memlint.estimate.families.decoder import DecoderModel
+
+    assert job.architecture is not None
+    module = OF_LLAMAS_SHAPE.get(job.architecture.model_type)
+    if module is not None:
+        from importlib import import_module
+
+        return DecoderModel(job, build, env, import_module(f"memlint.estimate.families.{module}").Model)
     from memlint.estimate.families.llama import Model
 
     return DecoderModel(job, build, env, Model)

@@ -162,6 +162,7 @@ SHAPES: dict[str, Shape] = {
         norm_names=("input_layernorm", "post_norm1", "post_attention_layernorm", "post_norm2"),
     ),
     "hyperclovax:plain": Shape(branch_scale=True, embed_scale=True),
+    "diffllama": Shape(mlp_bias=False),
     "jais2": Shape(norm="layer", gated=False),
     "nanochat": Shape(
         norm="unit",

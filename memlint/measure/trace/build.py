@@ -58,6 +58,9 @@ def make_model(
     with torch.device(device), no_init_weights():
         options = {"trust_remote_code": True} if remote else {}
         model = owner.from_config(config, dtype=dtype, attn_implementation=attention, **options)
+    if any(str(parameter.device.type) != torch.device(device).type for parameter in model.parameters()):
+        # torch.normal in a constructor (DiffLlama's lambdas) does not heed the device of the context.
+        model.to(device)
     model.tie_weights()
     if head == "seq2seq" and getattr(config, "decoder_start_token_id", None) is None:
         # Checkpoints state it in generation_config.json or config.json; labels are shifted right with it.

@@ -43,6 +43,7 @@ def cuda_choices(recorder: Recorder, *, padding: bool = False) -> Iterator[None]
             stack.enter_context(mock.patch.object(owner, name, value))
 
         put(torch.nn.functional, "scaled_dot_product_attention", attention)
+        put(torch.nn.functional, "rms_norm", _rms_norm)
         put(torch.cuda.amp.common, "amp_definitely_not_available", lambda: False)
         put(torch.cuda, "is_bf16_supported", lambda including_emulation=True: True)
         put(torch.cuda, "get_device_capability", capability)
@@ -56,6 +57,33 @@ def cuda_choices(recorder: Recorder, *, padding: bool = False) -> Iterator[None]
         put(import_utils, "is_fake_tensor", lambda value: False)
         put(masking_utils, "fast_all", lambda tensor: not padding)
         yield
+
+
+class _FusedRmsNorm(torch.autograd.Function):  # type: ignore[misc]
+    """What ``_fused_rms_norm`` of a CUDA build allocates; a build without CUDA has its composite form only."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor | None) -> torch.Tensor:
+        deviation = torch.empty(x.shape[:-1], dtype=torch.float32, device=x.device)
+        ctx.save_for_backward(x, weight, deviation)
+        return torch.empty_like(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:
+        x, weight, _ = ctx.saved_tensors
+        return torch.empty_like(x), None if weight is None else torch.empty_like(weight)
+
+
+def _rms_norm(x: torch.Tensor, shape: Any, weight: torch.Tensor | None = None, eps: float | None = None) -> Any:
+    """``rms_norm`` of aten/src/ATen/native/layer_norm.cpp (2.13): fused unless the weight has another dtype.
+
+    Under autocast it is on the fp32 list (autocast_mode.h).
+    """
+    if torch.is_autocast_enabled("cuda"):
+        x, weight = x.float(), None if weight is None else weight.float()
+    if len(shape) != 1 or (weight is not None and weight.dtype != x.dtype):
+        return torch.rms_norm(x, shape, weight, eps)
+    return _FusedRmsNorm.apply(x, weight)
 
 
 def _itself(mode: Any, memo: Any) -> Any:
