@@ -32,10 +32,11 @@ OWNERS = {
     "ctc": "AutoModelForCTC",
     "audio": "AutoModelForAudioClassification",
     "image": "AutoModelForImageClassification",
+    "pixels": "AutoModelForSemanticSegmentation",
 }
 SIDE, MASKED = 224, 30
 """Side of an image; frames whose features are masked."""
-CAST = ("vit", "deit", "dinov2", "siglip", "clip")
+CAST = ("vit", "deit", "ijepa", "dinov2", "siglip", "clip")
 """Types that cast fp32 pixels to the dtype of their weights."""
 
 
@@ -111,7 +112,9 @@ def inputs(point: dict[str, Any], config: Any, weights: torch.dtype) -> dict[str
     """What the model is called with."""
     rows, kind = point["batch"], point["config"]["model_type"]
     labels = ids(rows, point["target_seq"]) if point["head"] == "ctc" else ids(rows)
-    if point["head"] == "image":
+    if point["head"] == "pixels":
+        labels = ids(rows, SIDE, SIDE)
+    if point["head"] in ("image", "pixels"):
         dtype = torch.float32 if kind.startswith(CAST) else weights
         return {"pixel_values": torch.empty(rows, 3, SIDE, SIDE, device="cuda", dtype=dtype), "labels": labels}
     if kind == "whisper":

@@ -56,7 +56,7 @@ FAMILIES: dict[str, tuple[str, ...]] = {
         "vit clip clip_text_model clip_vision_model siglip siglip_text_model siglip_vision_model siglip2 "
         "siglip2_vision_model siglip2_text_model dinov2 deit beit vit_mae videomae dinov2_with_registers "
         "dinov3_vit ijepa resnet convnext convnextv2 "
-        "swin"
+        "swin segformer vit_msn"
     ),
     "vision-language": _names(
         "qwen2_vl qwen2_5_vl qwen3_vl qwen3_vl_moe qwen3_5 qwen3_5_moe llava llava_next llava_onevision "

@@ -24,6 +24,7 @@ OBJECTIVES = {
     "tokcls": "token-classification",
     "seq2seq": "seq2seq-lm",
     "image": "image-classification",
+    "pixels": "token-classification",
     "ctc": "causal-lm",
     "audio": "sequence-classification",
 }

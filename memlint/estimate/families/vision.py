@@ -27,10 +27,20 @@ from memlint.job import TrainingJob
 from memlint.models.architecture import Architecture
 from memlint.models.config import part
 
-FIRST = ("vit", "deit")
+FIRST = ("vit", "deit", "vit_msn")
 """Towers on their own that are classified by their first token."""
 
-OWN = {"resnet": "convnets", "convnext": "convnets", "convnextv2": "convnets", "swin": "swin"}
+MEAN = ("ijepa",)
+"""Towers on their own that are classified by the mean of their states."""
+
+OWN = {
+    "resnet": "convnets",
+    "convnext": "convnets",
+    "convnextv2": "convnets",
+    "swin": "swin",
+    "beit": "beit",
+    "segformer": "segformer",
+}
 """model_type -> module of this package with a ``Classifier`` of its own."""
 
 CLASSIFIED = ("image-classification", "sequence-classification")
@@ -152,11 +162,11 @@ class Classifier:
     """ViTForImageClassification, CLIPForImageClassification, SiglipForImageClassification."""
 
     def __init__(self, a: Architecture, b: Build, env: Env) -> None:
-        self.first = a.model_type in FIRST
+        self.first, self.alone = a.model_type in FIRST, a.model_type in (*FIRST, *MEAN)
         self.env = env
-        if self.first:
+        if self.alone:
             vision: Architecture | None = a
-            self.tower: Any = Tower(a, b, env, a.model_type)
+            self.tower: Any = Tower(a, b, env, "vit" if a.model_type == "vit_msn" else a.model_type)
         else:
             vision = part(a, "vision_config") or a
             self.tower = ImageTower(vision, b, env, "vision_model", pooled=False)
@@ -167,12 +177,14 @@ class Classifier:
     def forward(self, f: Tape, batch: Batch) -> Any:
         """Logits [B, labels], and what the outputs hold."""
         assert batch.pixels is not None
-        tower = self.tower if self.first else self.tower.tower
+        tower = self.tower if self.alone else self.tower.tower
         x, _ = tower(f, batch.pixels)
         self.env.release()
         rows, count, width = x.shape
         if self.first:
             return self.classifier(f, slice_of(f, x, (rows, width))), x
+        if self.alone:
+            return self.classifier(f, _mean_tokens(f, x)), x
         # The pooled vector is made all the same and stands in the outputs; nothing leads backward through it.
         mark = len(f.nodes)
         vector = self.tower.pooled(f, x)
@@ -200,13 +212,15 @@ class VisionModel:
         a = job.architecture
         assert a is not None
         self.job, self.build = job, build
-        alone = a.model_type in (*FIRST, *vision_dino.PREFIXES, *OWN)
+        alone = a.model_type in (*FIRST, *MEAN, *vision_dino.PREFIXES, *OWN)
         self.classified = alone or job.training.objective in CLASSIFIED
         if not alone and a.model_type not in ("clip", "siglip") and not (self.classified and a.model_type in KINDS):
             raise Unsupported(f"no memory model for `{a.model_type}` yet")
         classifier: Any = vision_dino.Classifier if a.model_type in vision_dino.PREFIXES else Classifier
         if a.model_type in OWN:
-            classifier = import_module(f"memlint.estimate.families.{OWN[a.model_type]}").Classifier
+            module: Any = import_module(f"memlint.estimate.families.{OWN[a.model_type]}")
+            pixels = job.training.objective == "token-classification" and hasattr(module, "Segmenter")
+            classifier = module.Segmenter if pixels else module.Classifier
         self.model: Any = classifier(a, build, env) if self.classified else Contrastive(a, build, env)
 
     def batch(self, f: Tape) -> Batch:
@@ -218,7 +232,8 @@ class VisionModel:
         dtype = self.job.training.precision.weights if getattr(self.model, "uncast", False) else "fp32"
         pixels = f.new((rows, tower.channels, side, side), dtype, INPUTS)
         if self.classified:
-            labels = f.new((rows,), "int64", INPUTS)
+            shape = self.model.labels_shape(rows) if hasattr(self.model, "labels_shape") else (rows,)
+            labels = f.new(shape, "int64", INPUTS)
             return Batch(ids=labels, labels=labels, pixels=pixels)
         length = min(self.job.training.sequence_length, self.model.text.longest)
         return Batch(ids=f.new((rows, length), "int64", INPUTS), labels=None, pixels=pixels)

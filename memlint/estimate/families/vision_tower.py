@@ -1,6 +1,6 @@
 """Transformers over image patches: CLIP's and SigLIP's towers, Idefics3's, InternVL's and ViT.
 
-Sources: transformers 5.24 models/{clip,siglip,idefics3,smolvlm,internvl,vit}/modeling_*.py.
+Sources: transformers 5.24 models/{clip,siglip,idefics3,smolvlm,internvl,vit,vit_msn,ijepa}/modeling_*.py.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from memlint.estimate.ops.linear import embedding
 from memlint.estimate.ops.norm import rms_norm
 from memlint.estimate.stack import Stack
 from memlint.models.architecture import Architecture
-from memlint.records import dataclass
+from memlint.records import dataclass, replace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,13 +52,16 @@ _OLD = {
     "patches": "patch_embeddings.projection",
     "table": False,
 }
+_VIT = Kind(layers="layers", out="o_proj", last_norm="layernorm", **_OLD)  # type: ignore[arg-type]
 KINDS: dict[str, Kind] = {
     "clip_vision_model": Kind(class_token="class_embedding", bias=False, first_norm="pre_layrnorm", last_norm=None),
     "siglip_vision_model": Kind(),
     "idefics2_vision": Kind(),
     "idefics3_vision": Kind(),
     "smolvlm_vision": Kind(),
-    "vit": Kind(layers="layers", out="o_proj", last_norm="layernorm", **_OLD),  # type: ignore[arg-type]
+    "vit": _VIT,
+    "vit_msn": _VIT,
+    "ijepa": replace(_VIT, class_token=None),
     "deit": Kind(
         layers="layers",
         out="o_proj",
@@ -96,7 +99,7 @@ class Layer:
         self.env = env
         self.heads = int(a.get("num_attention_heads"))
         self.act = str(a.get("hidden_act", "gelu"))
-        old = a.model_type in ("vit", "deit")
+        old = kind.layers == "layers"
         p = a.get("attention_probs_dropout_prob" if old else "attention_dropout", 0.0)
         self.attention_dropout = float(p)
         self.dropout = float(a.get("hidden_dropout_prob", 0.0)) if kind.layers != "encoder.layers" else 0.0
@@ -109,8 +112,8 @@ class Layer:
         self.q_norm = self.k_norm = None
         if kind.scaled and a.get("use_qk_norm"):
             self.q_norm, self.k_norm = RmsNorm(b, f"{at}.q_norm", h), RmsNorm(b, f"{at}.k_norm", h)
-        inner = int(a.get("intermediate_size"))
-        self.up, self.down = b.linear(f"{name}.mlp.fc1", h, inner, True), b.linear(f"{name}.mlp.fc2", inner, h, True)
+        wide = int(a.get("intermediate_size"))
+        self.up, self.down = b.linear(f"{name}.mlp.fc1", h, wide, True), b.linear(f"{name}.mlp.fc2", wide, h, True)
         norm: Any = RmsNorm if a.get("norm_type") == "rms_norm" else LayerNorm
         self.norm1, self.norm2 = (norm(b, f"{name}.{n}", h) for n in kind.norms)
         self.scales = [b.parameter(f"{name}.lambda_{i}", h) for i in (1, 2)] if kind.scaled else None
@@ -123,8 +126,7 @@ class Layer:
             q, k = self.q_norm(f, q), self.k_norm(f, k)
         q, k, v = heads_of(q, self.heads, width), heads_of(k, self.heads, width), heads_of(v, self.heads, width)
         mask, causal = self.env.state.get("tower mask", (None, False))
-        p, style = self.attention_dropout, self.style
-        out, weights = attend(f, self.env, q, k, v, mask, p, causal=causal, style=style)
+        out, weights = attend(f, self.env, q, k, v, mask, self.attention_dropout, causal=causal, style=self.style)
         return self.out(f, out), weights
 
     def __call__(self, f: Tape, x: Tensor) -> Tensor:
