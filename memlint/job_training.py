@@ -142,6 +142,16 @@ class Training:
     """GRPO: completions of one prompt."""
     completion_length: int | None = None
     """GRPO/PPO: tokens generated per completion."""
+    reward_model: str = "none"
+    """PPO: none (rewards come from elsewhere), copy (a second frozen model), adapter (another one on the policy)."""
+    value_model: str = "copy"
+    """PPO: copy (a model of its own, trained whole), head (one linear layer on the policy)."""
+    rollouts: int | None = None
+    """PPO: completions that one GPU gathers before it trains on them; None: micro_batch_size times accumulation."""
+    rollout_batch_size: int | None = None
+    """PPO: completions generated and scored at a time; None: micro_batch_size."""
+    mini_batches: int = 1
+    """PPO: parts into which the gathered completions are divided (TRL's num_mini_batches)."""
     vllm_memory_share: float = 0.0
     """Share of the GPU that a colocated vLLM engine takes."""
     images: int = 0

@@ -33,9 +33,11 @@ def installed() -> bool:
     return importlib.util.find_spec("llamafactory") is not None
 
 
-def _functions(path: str, wanted: tuple[str, ...], scope: dict[str, Any]) -> dict[str, Any]:
+def functions_of(
+    path: str, wanted: tuple[str, ...], scope: dict[str, Any], package: str = "llamafactory"
+) -> dict[str, Any]:
     """Functions and methods of a source file by name, compiled without their decorators."""
-    spec = importlib.util.find_spec("llamafactory")
+    spec = importlib.util.find_spec(package)
     assert spec is not None and spec.origin is not None
     with open(os.path.join(os.path.dirname(spec.origin), path), encoding="utf-8") as stream:
         tree = ast.parse(stream.read())
@@ -61,8 +63,8 @@ def make_trainer(setup: Setup, model: Any, reference: Any) -> Any:
         **{"torch": torch, "nullcontext": nullcontext, "Mapping": Mapping, "IGNORE_INDEX": -100},
         **{"Optional": Optional, "Union": Union, "Literal": Literal},
     }
-    _functions("train/trainer_utils.py", ("get_batch_logps", "nested_detach"), scope)
-    methods = _functions(f"train/{folder}/trainer.py", NAMES[folder], scope)
+    functions_of("train/trainer_utils.py", ("get_batch_logps", "nested_detach"), scope)
+    methods = functions_of(f"train/{folder}/trainer.py", NAMES[folder], scope)
     kept = setup.reference != "none"
     trainer = SimpleNamespace(
         model=model, ref_model=reference, beta=0.1, bco_gemma=0.0, ftx_gamma=0.0, ld_alpha=None,

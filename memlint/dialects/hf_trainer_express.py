@@ -102,8 +102,10 @@ def _model(
     if field == "training.attention" and value in NATIVE_TO_ATTENTION:
         return [edit("attn_implementation", NATIVE_TO_ATTENTION[value])]
     if field == "training.completion_length" and isinstance(value, int):
-        return [edit("max_completion_length", value)]
-    if field == "training.sequence_length" and isinstance(value, int) and job.training.objective != "grpo":
+        return [edit("response_length" if job.training.objective == "ppo" else "max_completion_length", value)]
+    if field == "training.rollout_batch_size" and isinstance(value, int):
+        return [edit("local_rollout_forward_batch_size", value)]
+    if field == "training.sequence_length" and isinstance(value, int) and job.training.objective not in ("grpo", "ppo"):
         return [edit("max_seq_length" if "max_seq_length" in data else "max_length", value)]
     if field == "training.checkpointing.offload" and isinstance(value, bool):
         return [edit("activation_offloading", value)]

@@ -41,6 +41,7 @@ _V0 = {
     "training.gradient_accumulation_steps": "gradient_accumulation_steps",
     "training.sequence_length": "cutoff_len",
     "training.packing": "packing",
+    "training.completion_length": "max_new_tokens",
     "training.eval_micro_batch_size": "per_device_eval_batch_size",
     "training.lora.rank": "lora_rank",
     "training.lora.alpha": "lora_alpha",
@@ -63,17 +64,16 @@ _V1_PEFT = {
 
 
 def express(changes: Mapping[str, Any], document: Document, job: TrainingJob) -> Edits:
-    """Return edits for ``changes`` (native dotted fields); the caller checks that they keep their promise.
-
-    A field without a key of its own is passed over: it may follow from the others.
-    """
+    """Return edits for ``changes``; the caller checks their promise. A field without a key may follow from others."""
     write = Writer(document, job, changes)
     if not recognise_v0(document):
         _express_v1(write, changes)
         return write.edits
     megatron = any(key in write.data for key in MARKS)
     for name, value in changes.items():
-        if name in _V0:
+        if name == "training.sequence_length" and job.training.objective == "ppo":
+            write.set("cutoff_len", max(1, value - (write.wanted("training.completion_length") or 0)))
+        elif name in _V0:
             if megatron or not name.startswith("parallelism."):
                 write.set(_V0[name], int(value) if name == "training.lora.alpha" else value)
         elif name in _HANDLERS:

@@ -19,15 +19,11 @@ def read_objective(run: Run) -> None:
     """Stage and reference model (``create_ref_model``)."""
     cfg = run.cfg
     loss = cfg.text("pref_loss", PREFERENCE) or "sigmoid"
-    native = {"pt": "causal-lm", "sft": "causal-lm", "rm": "reward", "ppo": "grpo", "kto": "kto"}.get(run.stage, "dpo")
+    native = {"pt": "causal-lm", "sft": "causal-lm", "rm": "reward", "ppo": "ppo", "kto": "kto"}.get(run.stage, "dpo")
     if run.stage == "dpo" and loss == "orpo":
         native = "orpo"
     key = "pref_loss" if native == "orpo" else "stage"
     run.choose("training.objective", key, native if cfg.has(key) else None, native, _HPARAMS)
-    if run.stage == "ppo":
-        run.put("training.num_generations", 1, "stage")
-        run.put("training.completion_length", cfg.integer("max_new_tokens", minimum=1) or 1024, "stage")
-        run.assume("PPO is computed as a step on one completion per prompt; value and reward model are not counted")
     wanted = run.stage in ("kto", "ppo") or (run.stage == "dpo" and loss not in ("orpo", "simpo"))
     if run.stage == "sft" and cfg.flag("use_asft_loss"):
         wanted = True

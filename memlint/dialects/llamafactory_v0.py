@@ -8,6 +8,7 @@ from memlint.dialects.deepspeed import apply_settings, find_config
 from memlint.dialects.llamafactory_base import PINS, TRAINER, VERSION, Run, interpolated
 from memlint.dialects.llamafactory_megatron import is_megatron, read_megatron
 from memlint.dialects.llamafactory_model import METHODS, read_kt, read_method, read_precision
+from memlint.dialects.llamafactory_ppo import read_ppo
 from memlint.dialects.llamafactory_train import (
     STAGES,
     other_settings,
@@ -135,6 +136,8 @@ def _read(run: Run) -> None:
     read_evaluation(run)
     read_images(run)
     other_settings(run)
+    if run.stage == "ppo":
+        read_ppo(run)
     if is_megatron(run):
         read_megatron(run)
         return

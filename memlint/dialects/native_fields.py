@@ -30,6 +30,7 @@ OBJECTIVES = (
     "kto",
     "reward",
     "grpo",
+    "ppo",
 )
 METHODS = tuple(
     sorted(
@@ -152,10 +153,25 @@ TRAINING: dict[str, Field] = {
         nullable=True,
     ),
     "trainable_patterns": Field("strings", "method freeze: name fragments that stay trainable"),
-    "reference_model": Field("choice", "second model of dpo, kto, grpo", ("none", "copy", "adapter", "precomputed")),
+    "reference_model": Field(
+        "choice", "second model of dpo, kto, grpo, ppo", ("none", "copy", "adapter", "precomputed")
+    ),
     "vocab_size": _count("embedding rows after resizing; null: as the config says", 10_000_000, nullable=True),
     "num_generations": _count("grpo: completions of one prompt"),
-    "completion_length": _count("grpo: tokens generated for a completion", _TOKENS, nullable=True),
+    "completion_length": _count("grpo, ppo: tokens generated for a completion", _TOKENS, nullable=True),
+    "reward_model": Field(
+        "choice",
+        "ppo: none, copy (a second frozen model) or adapter (another adapter on the policy)",
+        ("none", "copy", "adapter"),
+    ),
+    "value_model": Field(
+        "choice", "ppo: copy (a model of its own) or head (a linear layer on the policy)", ("copy", "head")
+    ),
+    "rollouts": _count(
+        "ppo: completions a GPU gathers for an update; null: micro batch times accumulation", nullable=True
+    ),
+    "rollout_batch_size": _count("ppo: completions generated and scored at a time; null: a micro batch", nullable=True),
+    "mini_batches": _count("ppo: parts into which the gathered completions are divided"),
     "vllm_memory_share": Field("number", "share of the GPU that a colocated vLLM engine takes", minimum=0, maximum=1),
     "images": _count("images in a sequence", 100_000, minimum=0),
     "image_pixels": _count("pixels of one image after resizing; null: the processor's default", 10**9, nullable=True),

@@ -1,4 +1,5 @@
-"""TRL recipes: flat YAML for ``trl sft|dpo|grpo|kto|reward|rloo`` and for scripts built on TRL (alignment-handbook).
+"""TRL recipes: flat YAML for ``trl sft|dpo|grpo|kto|reward|rloo`` and for scripts built on TRL (alignment-handbook, its
+own for PPO).
 
 Source: TRL 1.16.0 ``trainer/*_config.py``, ``trainer/*_trainer.py``, ``trainer/utils.py``, ``scripts/*.py``; version
 boundaries read in the wheels of 0.12 to 1.15.
@@ -15,6 +16,7 @@ from memlint.dialects.spelling import near_misses
 from memlint.dialects.trl_keys import KNOWN, MEMORY_KEYS, SCRIPT_KEYS, STRONG, infer_trainer
 from memlint.dialects.trl_model import apply_model
 from memlint.dialects.trl_objective import apply_objective, check_generations
+from memlint.dialects.trl_ppo import apply_ppo, is_old_rloo, policy_of
 from memlint.dialects.values import Section, version_tuple
 from memlint.document.model import Document
 from memlint.findings import KeyEdit
@@ -40,7 +42,7 @@ class Trl:
             return False
         if any(key in data for key in _OTHERS):
             return False
-        if "model_name_or_path" not in data:
+        if "model_name_or_path" not in data and "sft_model_path" not in data:
             # Recipes whose model comes from the command line.
             return (
                 "max_prompt_length" in data
@@ -61,19 +63,26 @@ class Trl:
         version = context.versions.get("trl", VERSION)
         draft = JobDraft(f"trl {'.'.join(version.split('.')[:2])}", document)
         draft.versions["trl"] = version
-        model = section.text("model_name_or_path")
+        trainer, key = infer_trainer(section.data, document.path)
+        model, named = section.text("model_name_or_path"), "model_name_or_path"
+        if trainer == "ppo":
+            if is_old_rloo(section):
+                return Reading(
+                    problems=tuple(problems), skipped="TRL RLOO file before 0.22: that trainer is not modelled"
+                )
+            model, named = policy_of(section)
         if model is None:
             return Reading(problems=tuple(problems), skipped="TRL file without a model: it comes from the command line")
         draft.model = model
-        draft.set("model", model, key=section.path("model_name_or_path"))
-        trainer, key = infer_trainer(section.data, document.path)
-        if trainer == "ppo":
-            return Reading(problems=tuple(problems), skipped="TRL PPO file: this trainer is not modelled")
+        draft.set("model", model, key=section.path(named))
         _note_trainer(draft, trainer, key)
         arguments = Arguments(draft, section, context, _defaults(version_tuple(version), is_v4(context), trainer))
         arguments.apply()
         apply_model(arguments, version_tuple(version), trainer)
-        apply_objective(arguments, version_tuple(version), trainer, key)
+        if trainer == "ppo":
+            apply_ppo(arguments, version_tuple(version), key)
+        else:
+            apply_objective(arguments, version_tuple(version), trainer, key)
         _join(draft, section, context, companions)
         _after_sharding(arguments)
         check_generations(arguments)

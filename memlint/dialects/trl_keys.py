@@ -34,7 +34,9 @@ TRAINER_KEYS = words(
     undesirable_weight center_rewards_coefficient rpo_alpha reference_free model_adapter_name ref_adapter_name
     force_use_ref_model generate_during_eval use_logits_to_keep simpo_gamma gamma_beta_ratio cpo_alpha use_liger
     use_liger_loss num_mini_batches total_episodes reward_model_path sft_model_path response_length whiten_rewards
-    kl_coef normalize_advantages reward_clip_range"""
+    kl_coef normalize_advantages reward_clip_range rloo_k num_ppo_epochs local_rollout_forward_batch_size
+    num_sample_generations stop_token stop_token_id missing_eos_penalty kl_estimator cliprange vf_coef
+    cliprange_value gamma lam"""
 )
 SCRIPT_KEYS = words(
     """dataset_name dataset_config dataset_train_split dataset_test_split dataset_streaming ignore_bias_buffers
@@ -52,7 +54,8 @@ STRONG = words(
     """use_peft max_length max_seq_length dataset_mixer dataset_mixture beta num_generations reward_funcs
     loss_type max_prompt_length max_completion_length attn_implementation torch_dtype dtype packing
     packing_strategy simpo_gamma gamma_beta_ratio precompute_ref_log_probs dataset_text_field completion_only_loss
-    assistant_only_loss activation_offloading center_rewards_coefficient use_vllm load_in_4bit"""
+    assistant_only_loss activation_offloading center_rewards_coefficient use_vllm load_in_4bit
+    reward_model_path sft_model_path num_ppo_epochs local_rollout_forward_batch_size"""
 )
 """Keys that, beside a model and TrainingArguments, mark a TRL recipe."""
 
@@ -69,6 +72,9 @@ MEMORY_KEYS = (
     "activation_offloading",
     "precompute_ref_log_probs",
     "max_completion_length",
+    "response_length",
+    "local_rollout_forward_batch_size",
+    "num_mini_batches",
     "vllm_gpu_memory_utilization",
 )
 
@@ -77,6 +83,7 @@ _DPO_LOSSES = words(
     apo_down sigmoid_norm"""
 )
 _GRPO_LOSSES = words("grpo dapo dr_grpo bnpo cispo sapo luspo vespo")
+_PPO = ("num_ppo_epochs", "local_rollout_forward_batch_size", "reward_model_path", "sft_model_path")
 _KTO_LOSSES = words("kto apo_zero_unpaired")
 
 
@@ -98,8 +105,9 @@ def infer_trainer(data: Mapping[str, Any], path: str) -> tuple[str, str | None]:
         return "cpo", "cpo_alpha" if "cpo_alpha" in data else "loss_type"
     if "center_rewards_coefficient" in data:
         return "reward", "center_rewards_coefficient"
-    if "reward_model_path" in data:
-        return "ppo", "reward_model_path"
+    for key in _PPO:
+        if key in data:
+            return "ppo", key
     if "desirable_weight" in data or "undesirable_weight" in data or loss in _KTO_LOSSES:
         return "kto", "loss_type" if loss in _KTO_LOSSES else "desirable_weight"
     if hint is not None and hint != "sft":

@@ -7,6 +7,7 @@ from typing import Any, Callable
 from memlint.estimate.engine.tape import Tape, Tensor
 from memlint.estimate.kernels import installed
 from memlint.estimate.ops.attention import eager_attention, sdpa
+from memlint.estimate.ops.basic import cat
 from memlint.job import Checkpointing, TrainingJob
 from memlint.models.architecture import Architecture
 from memlint.records import dataclass, field
@@ -50,6 +51,8 @@ class Env:
     """Optional packages that run (estimate/kernels.py)."""
     evaluating: bool = False
     """The model is in eval mode, for which transformers has no function from projection to projection."""
+    positions: bool = False
+    """Each row comes with positions of its own, so that rotary tables have as many rows."""
     asked: set[str] = field(default_factory=set)
     """Optional packages that layers of this model would have used."""
     state: dict[str, Any] = field(default_factory=dict)
@@ -155,6 +158,17 @@ class Env:
         if f.one_mask:
             return f.new((rows, 1, length, -(-length // 16) * 16), f.autocast or dtype)
         return boolean.view(rows, 1, length, length)
+
+    def cached(self, f: Tape, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values as the cache gives them back, where the forward has one (``use_cache``).
+
+        DynamicCache.update (transformers 5.24 cache_utils.py): cat((nothing yet, new)), held until the outputs die.
+        """
+        cache = self.state.get("cache")
+        if cache is not None:
+            k, v = cat(f, k, shape=k.shape), cat(f, v, shape=v.shape)
+            cache.append((k.detach(), v.detach()))
+        return k, v
 
     def attend(
         self,

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from memlint.estimate.result import Estimate
     from memlint.hardware.target import Target
 
-GENERATES = ("grpo",)
+GENERATES = ("grpo", "ppo")
 """Objectives whose evaluation generates text: memory that is not modelled."""
 
 

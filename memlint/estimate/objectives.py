@@ -7,11 +7,11 @@ from typing import Any, Mapping
 from memlint.job import TrainingJob, replace_fields
 from memlint.records import replace
 
-QUIET = ("dpo", "orpo", "cpo", "kto", "reward")
+QUIET = ("dpo", "orpo", "cpo", "kto", "reward", "ppo")
 """Objectives whose trainers switch dropout off: ``disable_dropout`` is on by default in TRL 1.16's DPO, KTO, reward,
-ORPO and CPO configs (off in GRPO's and RLOO's) and in LLaMA-Factory 0.9.5 train/{dpo,kto}/trainer.py, whose reward
-trainer has none. ``disable_dropout_in_model`` sets p of every nn.Dropout to zero, an adapter's too (TRL
-trainer/utils.py).
+ORPO and CPO configs (off in GRPO's and RLOO's) and in LLaMA-Factory 0.9.5 train/{dpo,kto}/trainer.py, whose reward and
+PPO trainers have none; TRL's PPO trainer always does so, to all four models. ``disable_dropout_in_model`` sets p of
+every nn.Dropout to zero, an adapter's too (TRL trainer/utils.py).
 """
 
 
@@ -23,7 +23,7 @@ def without_dropout(job: TrainingJob) -> TrainingJob:
     objective = job.training.objective
     if objective not in QUIET or job.architecture is None:
         return job
-    if objective == "reward" and job.framework.lower().startswith("llama"):
+    if objective in ("reward", "ppo") and job.framework.lower().startswith("llama"):
         return job
     a = job.architecture
     quiet = replace(job, architecture=replace(a, config=_quiet(a.config, a.model_type)))

@@ -29,6 +29,7 @@ from memlint.estimate.overhead import device_interval
 from memlint.estimate.parallel import one_gpu
 from memlint.estimate.records import Record, slots_of
 from memlint.estimate.result import COMPONENTS, Estimate, PhasePeak
+from memlint.estimate.rollout import roll_out
 from memlint.estimate.versions import before
 from memlint.hardware.target import Target
 from memlint.job import TrainingJob
@@ -117,6 +118,10 @@ def run_step(
     host += sharding.host_bytes(build.records, trained)
     pool.add(states, OPTIMIZER)
     pool.add(sharding.static_communication(trained), COMMUNICATION)
+    timeline: list[PhasePeak] = []
+    one_kernel: list[PhasePeak] = []
+    if training.objective == "ppo":
+        roll_out(model, tape, lambda name: _phase(tape, name, timeline, one_kernel))
     gradients = sharding.gradient_bytes(trained)
     zero = sharding.zero
     resting = 0
@@ -134,8 +139,6 @@ def run_step(
     batch = model.batch(tape)
     static_live = pool.live
 
-    timeline: list[PhasePeak] = []
-    one_kernel: list[PhasePeak] = []
     pool.begin()
     # FSDP2 computes in its policy's dtype: accelerate 1.15 _prepare_fsdp2 puts no autocast around the model.
     tape.autocast = training.precision.autocast if sharding.fully is None else None

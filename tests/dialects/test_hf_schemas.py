@@ -49,6 +49,7 @@ HF_BASE = (
     "model_name_or_path: acme/m\noutput_dir: out\nnum_train_epochs: 1\nour_key: 1\nper_device_train_batch_size: 8\n"
 )
 TRL_BASE = "model_name_or_path: acme/m\ndataset_name: a\noutput_dir: out\nuse_peft: true\nload_in_4bit: true\n"
+PPO = ("response_length", "local_rollout_forward_batch_size", "num_mini_batches")
 SWITCHES = {
     "training.precision.autocast": lambda on: "bf16" if on else None,
     "training.checkpointing.mode": lambda on: "full" if on else "none",
@@ -68,7 +69,7 @@ def test_declared_defaults_are_what_the_reader_takes(name, text):
         field, default = spec.get("x-job-field"), spec.get("default")
         if default is None or field is None or key in ("fp16", "activation_checkpointing") or key in text:
             continue
-        if key in ("num_generations", "max_completion_length", "vllm_gpu_memory_utilization", "packing_strategy"):
+        if key in ("num_generations", "max_completion_length", "vllm_gpu_memory_utilization", "packing_strategy", *PPO):
             continue  # of another trainer, or of packing
         if name == "trl" and key == "use_liger_kernel":
             continue  # the chunked loss stands whatever it says
@@ -89,6 +90,10 @@ def test_trl_declares_the_defaults_of_its_other_trainers():
     job = by_name("trl").read(document_of(text), Beside()).jobs[0]
     properties = schema("trl")["properties"]
     for key in ("num_generations", "max_completion_length", "vllm_gpu_memory_utilization"):
+        assert field_of(job, properties[key]["x-job-field"]) == properties[key]["default"]
+    text = TRL_BASE.replace("use_peft: true\nload_in_4bit: true\n", "sft_model_path: acme/m\n")
+    job = by_name("trl").read(document_of(text), Beside()).jobs[0]
+    for key in PPO:
         assert field_of(job, properties[key]["x-job-field"]) == properties[key]["default"]
 
 

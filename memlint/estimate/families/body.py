@@ -50,9 +50,10 @@ class Body:
             for kind in dict.fromkeys("full" if kind == "nope" else kind for kind in self.kinds)
         }
         dtype = "fp32" if self.shape.rope_fp32 else x.dtype
-        env.state["rope"] = rotary_tables(f, length, self.rotary, dtype, rows if self.shape.rope_rows else 1)
+        wide = self.shape.rope_rows or env.positions
+        env.state["rope"] = rotary_tables(f, length, self.rotary, dtype, rows if wide else 1)
         if self.shape.local_rope and len(env.state["masks"]) > 1:
-            env.state["rope:sliding"] = rotary_tables(f, length, self.rotary, dtype)
+            env.state["rope:sliding"] = rotary_tables(f, length, self.rotary, dtype, rows if env.positions else 1)
 
     def body(self, f: Tape, x: Tensor, batch: Batch) -> Tensor:
         """Layers and final norm over embedded inputs x [B, S, H]."""

@@ -33,7 +33,7 @@ class DecoderModel:
         self.job, self.build = job, build
         self.objective = job.training.objective
         self.policy = Policy(job)
-        scoring = self.objective == "causal-lm" or self.objective in POLICY
+        scoring = self.objective in ("causal-lm", "ppo") or self.objective in POLICY
         if self.one_stack:
             build.sharding.carve(tied=scoring and a.tie_word_embeddings, head="lm_head" if scoring else None)
         self.body = body(a, build, env)
@@ -53,11 +53,17 @@ class DecoderModel:
         else:
             raise Unsupported(f"no memory model for the objective `{self.objective}` yet")
         self.reference: tuple[Any, Any] | None = None
-        if self.objective in POLICY and job.training.reference_model == "copy":
+        if (self.objective in POLICY or self.objective == "ppo") and job.training.reference_model == "copy":
             build.reference = True
             copied = body(a, build, env)
             self.reference = (copied, self._language_head(a, copied))
             build.reference = False
+        self.ppo: Any = None
+        """What PPO runs beside the policy; it makes batch, forward and loss."""
+        if self.objective == "ppo":
+            from memlint.estimate.ppo import build_ppo
+
+            self.ppo = build_ppo(job, build, env, body, (self.body, self.head), self.reference)
 
     def _language_head(self, a: Architecture, body: Any) -> CausalHead:
         name = getattr(body, "head_name", "lm_head")
@@ -65,6 +71,9 @@ class DecoderModel:
 
     def batch(self, f: Tape) -> Batch:
         """ids, labels and, with padding, a mask: [B, S] int64 each."""
+        if self.ppo is not None:
+            made: Batch = self.ppo.batch(f)
+            return made
         training = self.job.training
         rows = training.micro_batch_size * (2 if self.objective in PAIRED else 1)
         length = -(-training.sequence_length // self.job.parallelism.context) + self.prompt_tokens
@@ -78,6 +87,8 @@ class DecoderModel:
 
     def forward(self, f: Tape, batch: Batch) -> Any:
         """Logits and last hidden states, which the model's forward holds until its loss is computed."""
+        if self.ppo is not None:
+            return self.ppo.forward(f, batch)
         hidden = self.body(f, batch)
         whole = self.job.training.loss == "standard"
         logits = self.head.logits(f, self.policy.kept(f, hidden) if whole else hidden)
@@ -96,6 +107,9 @@ class DecoderModel:
 
     def loss(self, f: Tape, output: Any, batch: Batch) -> Tensor:
         """The scalar loss; of a policy's ``output`` nothing is left."""
+        if self.ppo is not None:
+            clipped: Tensor = self.ppo.loss(f, output, batch)
+            return clipped
         if self.objective not in POLICY:
             loss: Tensor = self.head.loss(f, *output, batch)
             if isinstance(output, list):

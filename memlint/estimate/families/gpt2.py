@@ -103,7 +103,7 @@ class Model:
         env = self.env
         rows, length = batch.rows, batch.length
         embeds = self.embed(f, batch.ids)
-        positions = f.new((1, length), "int64")
+        positions = f.new((rows if env.positions else 1, length), "int64")
         position_embeds = self.positions(f, positions)
         x = add(f, embeds, position_embeds)
         env.state["mask"] = env.mask(f, rows, length, embeds.dtype)

@@ -228,9 +228,10 @@ class Model:
             for kind in dict.fromkeys("full" if kind == "nope" else kind for kind in self.kinds)
         }
         dtype = "fp32" if self.shape.rope_fp32 else x.dtype
-        state["rope"] = rotary_tables(f, length, self.rotary, dtype, rows if self.shape.rope_rows else 1)
+        wide = self.shape.rope_rows or env.positions
+        state["rope"] = rotary_tables(f, length, self.rotary, dtype, rows if wide else 1)
         if self.shape.local_rope and len(state["masks"]) > 1:
-            state["rope:sliding"] = rotary_tables(f, length, self.rotary, dtype)
+            state["rope:sliding"] = rotary_tables(f, length, self.rotary, dtype, rows if env.positions else 1)
         del state
         if self.shape.normed_embeddings:
             x = self.norm(f, env, x)

@@ -63,6 +63,7 @@ def attend(
     the scores and a cast to the values', ``raw`` without that cast, ``upcast`` for gptj's scores in fp32. ``dense``: q
     and k are contiguous [B, h, S, D] (made by cat), so matmul copies neither; ``dense_values``: v too.
     """
+    k, v = env.cached(f, k, v)
     if env.attention == "eager":
         return eager(f, q, k, v, mask, p, style=style, dense=dense, dense_values=dense_values)
     if env.attention == "sdpa":

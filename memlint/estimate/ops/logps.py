@@ -106,11 +106,15 @@ def _divided_backward(f: Tape, node: Node, grad: Tensor) -> tuple[Tensor]:
     return (whole,)
 
 
-def divided_in_place(f: Tape, logits: Tensor) -> Tensor:
-    """``logits[:, :-1, :].div_(temperature)`` (TRL before 1.15 grpo_trainer.py): logits [B, S, V], the same storage."""
+def divided_in_place(f: Tape, logits: Tensor, positions: int | None = None) -> Tensor:
+    """``logits[:, :-1, :].div_(temperature)`` (TRL before 1.15 grpo_trainer.py): logits [B, S, V], the same storage.
+
+    ``positions``: how many of a row are divided (TRL's PPO); None: all but the last.
+    """
     out = Tensor(logits.shape, logits.dtype, logits.storage)
     rows, length, width = logits.shape
-    return f.record(out, _divided_backward, (logits,), (), (rows, length - 1, width)) if f.needs(logits) else out
+    part = (rows, length - 1 if positions is None else positions, width)
+    return f.record(out, _divided_backward, (logits,), (), part) if f.needs(logits) else out
 
 
 def _whole_backward(f: Tape, node: Node, grad: Tensor) -> tuple[Tensor]:

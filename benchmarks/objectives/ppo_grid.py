@@ -1,0 +1,125 @@
+"""The points of PPO: which updates are traced, and the simulation beside them.
+
+    python -m benchmarks.objectives.ppo_grid [--classic] [--output tests/estimate/traces_ppo.jsonl]
+
+Needs TRL 1.12 beside the measure extra; under ``--classic`` the sources of LLaMA-Factory 0.9.5 and TRL 0.9.6 on the path.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import statistics
+import sys
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+from benchmarks.objectives.__main__ import LORA, MODELS, PRECISIONS
+from benchmarks.objectives.ppo import PPOSetup, traced_ppo
+from benchmarks.objectives.ppo_classic import traced_classic
+from memlint.measure.trace.settings import LoraSettings
+from tests.estimate.ppo_points import PHASES, simulated, title
+
+
+def _point(model: str = "llama", **fields: Any) -> dict[str, Any]:
+    return {
+        "config": MODELS[model],
+        "precision": "fp32",
+        "checkpointing": "none",
+        "attention": "sdpa",
+        "padding": False,
+        "optimizer": "sgd",
+        "batch": 2,
+        "accumulation": 1,
+        "mini_batches": 1,
+        "rollout_batch": 64,
+        "seq": 256,
+        "completion": 24,
+        "reward": "copy",
+        **fields,
+    }
+
+
+def points() -> Iterator[dict[str, Any]]:
+    """TRL's trainer: precisions, adapters, accumulation, mini batches, rollouts in parts, lengths, padding, attention."""
+    yield _point()
+    yield _point(precision="bf16-autocast")
+    yield _point(precision="bf16-bf16", optimizer="adamw")
+    yield _point(accumulation=2)
+    yield _point(precision="bf16-bf16", accumulation=4, mini_batches=2, rollout_batch=3)
+    yield _point(precision="bf16-autocast", accumulation=4, mini_batches=4, rollout_batch=2)
+    yield _point(precision="bf16-bf16", lora=LORA, accumulation=2)
+    yield _point(precision="bf16-autocast", lora=LORA, batch=1, seq=384)
+    yield _point(precision="bf16-autocast", padding=True, batch=4)
+    yield _point(precision="bf16", attention="eager", seq=320)
+    yield _point(precision="bf16-bf16", batch=1, accumulation=16, rollout_batch=8, seq=64, completion=48)
+    yield _point("gpt2", batch=3, padding=True)
+    yield _point("gpt2", precision="bf16-autocast", lora={"rank": 8, "targets": ["c_attn"]})
+    yield _point("qwen2", precision="bf16-bf16", batch=1)
+    yield _point("qwen2", precision="bf16-autocast", lora=LORA, accumulation=2, completion=12)
+
+
+def classic_points() -> Iterator[dict[str, Any]]:
+    """LLaMA-Factory's: three reward models, full and LoRA, with its checkpointing and without, a buffer."""
+    own: dict[str, Any] = {"framework": "llamafactory", "rollout_batch": 2}
+    adapted = {**own, "lora": LORA, "reward": "adapter", "precision": "bf16-bf16"}
+    yield _point(**own, precision="bf16-autocast")
+    yield _point(**{**own, "reward": "none"}, precision="bf16-autocast", checkpointing="reentrant", accumulation=2)
+    yield _point(**adapted, checkpointing="reentrant", accumulation=2)
+    yield _point(**{**adapted, "reward": "copy", "rollout_batch": 1}, batch=1, buffer=2)
+    yield _point("qwen2", **{**adapted, "rollout_batch": 1}, batch=1, checkpointing="reentrant", padding=True)
+    yield _point("gpt2", **{**own, "reward": "none"}, precision="bf16-autocast", accumulation=2)
+
+
+def traced(point: dict[str, Any]) -> Any:
+    """Trace one point."""
+    weights, autocast = PRECISIONS[point["precision"]]
+    names = ("batch", "accumulation", "mini_batches", "rollout_batch", "seq", "completion", "attention", "padding")
+    setup = PPOSetup(
+        **{name: point[name] for name in names},
+        optimizer=point["optimizer"],
+        checkpointing=point["checkpointing"],
+        weights=weights,
+        autocast=autocast,
+        lora=_adapter(point["lora"]) if "lora" in point else None,
+    )
+    if point.get("framework") == "llamafactory":
+        return traced_classic(point["config"], setup, reward=point["reward"], buffer=point.get("buffer", 1))
+    return traced_ppo(point["config"], setup)
+
+
+def _adapter(lora: dict[str, Any]) -> LoraSettings:
+    targets = lora["targets"]
+    return LoraSettings(**{**lora, "targets": tuple(targets) if isinstance(targets, list) else targets})
+
+
+def main() -> int:
+    """Print a line a point and the summary."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--classic", action="store_true", help="LLaMA-Factory's points instead of TRL's")
+    parser.add_argument("--output")
+    options = parser.parse_args()
+    warnings.simplefilter("ignore")
+    logging.disable(logging.WARNING)
+    rows, errors = [], []
+    for point in classic_points() if options.classic else points():
+        result = traced(point)
+        point["parameters"] = result.parameters
+        point["phase_peaks"] = {name: result.phase_peaks[name] for name in PHASES if name in result.phase_peaks}
+        rows.append(point)
+        phases = {phase.phase: phase.peak_bytes for phase in simulated(point).timeline}
+        peak, traced_peak = max(phases.values()), max(point["phase_peaks"].values())
+        errors.append(abs(peak / traced_peak - 1))
+        each = " ".join(f"{name} {phases[name] / size - 1:+.2%}" for name, size in point["phase_peaks"].items())
+        print(f"{title(point):76} traced {traced_peak:11} simulated {peak / traced_peak - 1:+.3%} ({each})", flush=True)
+        if options.output:
+            with open(options.output, "w", encoding="utf-8") as file:
+                file.writelines(json.dumps(row, sort_keys=True) + "\n" for row in rows)
+    print(f"{len(errors)} points: median error {statistics.median(errors):.4%}, worst {max(errors):.3%}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,167 @@
+"""The part of a PPO update in which completions are generated and scored, without gradients.
+
+Sources: TRL 1.12 ``experimental/ppo/ppo_trainer.py`` (generate, batch_generation, train), LLaMA-Factory 0.9.5
+``train/ppo/trainer.py``, transformers 5.24 ``generation/utils.py`` (_sample, _prefill) and ``cache_utils.py``.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Callable
+
+from memlint.estimate.engine.pool import ACTIVATIONS, INPUTS, LOGITS, TEMPORARIES
+from memlint.estimate.engine.tape import Tape, Tensor
+from memlint.estimate.env import Batch
+from memlint.estimate.errors import Unsupported
+from memlint.estimate.ops.basic import slice_of
+from memlint.estimate.outputs import Outputs
+from memlint.models.architecture import Architecture
+from memlint.units import DTYPE_BYTES
+
+Model = tuple[Any, Any]
+"""Body and head."""
+
+
+def roll_out(model: Any, f: Tape, phase: Callable[[str], None]) -> None:
+    """Run the phases ``generation`` and ``scoring`` of a model that trains with PPO.
+
+    Raises:
+        Unsupported: its family has no model of them.
+    """
+    ppo = getattr(model, "ppo", None)
+    if ppo is None:
+        raise Unsupported("no memory model of PPO for this family yet")
+    f.pool.begin()
+    ppo.roll_out(f, phase)
+
+
+def batch_of(f: Tape, rows: int, length: int, *, padding: bool) -> Batch:
+    """ids and, where rows are padded, the mask that goes with them: [rows, length] int64 each."""
+    shape = (rows, length)
+    return Batch(
+        ids=f.new(shape, "int64", INPUTS), labels=None, mask=f.new(shape, "int64", INPUTS) if padding else None
+    )
+
+
+class Keeping:
+    """A body whose every hidden state lives until :meth:`forget` (``output_hidden_states``), and its keys and values
+    (``use_cache``) as long as they are held.
+    """
+
+    def __init__(self, a: Architecture, body: Any) -> None:
+        self.a, self.body = a, body
+        self.env = body.env
+        layers = getattr(body, "layers", None)
+        self.layers = layers if hasattr(layers, "keeps") else None
+        self.embed = _Held(body.embed)
+        body.embed = self.embed
+
+    def __call__(self, f: Tape, batch: Batch, *, hidden: bool, cache: bool) -> tuple[Tensor, list[Any]]:
+        """The last hidden states [B, S, H], and keys and values of every layer, for the caller to hold."""
+        kept: list[Any] = []
+        if cache:
+            self.env.state["cache"] = kept
+        if self.layers is not None:
+            self.layers.keeps = hidden
+        self.embed.keeps = hidden
+        out = self.body(f, batch)
+        if cache and not kept and not f.grad_enabled:
+            # This family's code has no cache; where gradients are kept, so are keys and values.
+            kept.append(f.new((cache_bytes(self.a, batch.rows, batch.length, out.dtype),), "uint8"))
+        if self.layers is not None and hidden:
+            # The last one is the normalised state: the last layer's own output is not kept.
+            self.layers.drop_last(f)
+        return out, kept
+
+    def forget(self, f: Tape) -> None:
+        """Let the hidden states go."""
+        if self.layers is not None:
+            self.layers.forget(f)
+        self.embed.held = None
+
+    def taken(self, f: Tape) -> Callable[[], None]:
+        """Set the hidden states aside: what lets them go, after another forward has kept its own."""
+        embedded, self.embed.held = [self.embed.held], None
+        layers = self.layers
+        kept = Outputs()
+        if layers is not None:
+            kept, layers.outputs = layers.outputs, kept
+
+        def forget() -> None:
+            embedded.clear()
+            kept.forget(f)
+
+        return forget
+
+
+class _Held:
+    """An embedding whose output may live on (``hidden_states[0]``)."""
+
+    def __init__(self, inner: Any) -> None:
+        self.inner = inner
+        self.keeps = False
+        self.held: Tensor | None = None
+
+    @property
+    def weight(self) -> Any:
+        return self.inner.weight
+
+    def __call__(self, f: Tape, ids: Tensor) -> Tensor:
+        out: Tensor = self.inner(f, ids)
+        if self.keeps:
+            self.held = out.detach()
+        return out
+
+
+def generate(f: Tape, policy: Keeping, head: Any, rows: int, prompt: int, completion: int, *, padding: bool) -> Tensor:
+    """One call of ``model.generate`` with ``output_scores``: the stacked logits [rows, completion, V] in fp32.
+
+    The prompt's forward fills the cache; each further token adds one entry, which ``torch.cat`` copies. The scores of
+    every position are fp32 copies; they, their stack and the cache are alive together.
+    """
+    cache = cached(f, policy, head, rows, prompt, completion, padding=padding)
+    vocabulary = head.head.weight.shape[0]
+    scores = f.new((completion, rows, vocabulary), "fp32", LOGITS)
+    stacked = f.new((rows, completion, vocabulary), "fp32", LOGITS)
+    del scores, cache
+    return stacked
+
+
+def cached(f: Tape, policy: Keeping, head: Any, rows: int, prompt: int, completion: int, *, padding: bool) -> Tensor:
+    """The cache when the last token is sampled: the prompt's forward has run, and the step that copies the most."""
+    batch = batch_of(f, rows, prompt, padding=padding)
+    hidden, kept = policy(f, batch, hidden=False, cache=True)
+    last = slice_of(f, hidden, (rows, 1, hidden.shape[-1]))
+    del hidden
+    logits = head.logits(f, last)
+    vocabulary = head.head.weight.shape[0]
+    # The sampled row: its copy in fp32, its scores, their softmax (_sample).
+    f.pool.touch(3 * 4 * rows * vocabulary, LOGITS)
+    del logits, last
+    size = held_bytes(f, kept)
+    del kept
+    total = size * (prompt + completion - 1) // prompt
+    cache = f.new((total,), "uint8", ACTIVATIONS)
+    # One layer's keys (or values) are copied into a tensor one longer while the old one lives.
+    f.pool.touch(total // (2 * policy.a.num_hidden_layers), TEMPORARIES)
+    return cache
+
+
+def held_bytes(f: Tape, held: list[Any]) -> int:
+    """Let go of what a list holds and say how many bytes that were."""
+    before = f.pool.live
+    held.clear()
+    return before - f.pool.live
+
+
+def cache_bytes(a: Architecture, rows: int, length: int, dtype: str) -> int:
+    """Keys and values of all layers for so many tokens, where the family's code does not make them.
+
+    DeepSeek's latent attention caches expanded heads (transformers 5.24 modeling_deepseek_v3.py).
+    """
+    heads = int(a.get("num_attention_heads") or 1)
+    width = int(a.get("head_dim") or a.hidden_size // heads)
+    each = 2 * int(a.get("num_key_value_heads") or heads) * width
+    if a.get("kv_lora_rank"):
+        key = int(a.get("qk_nope_head_dim") or width) + int(a.get("qk_rope_head_dim") or 0)
+        each = heads * (key + int(a.get("v_head_dim") or width))
+    return a.num_hidden_layers * rows * length * each * DTYPE_BYTES[dtype]
