@@ -106,8 +106,8 @@ class LoraLinear:
         x = cast(f, x, self.a.dtype)
         if self.magnitude is not None:
             return cast(f, self._dora(f, x, result, self.magnitude), dtype)
-        x = dropout(f, x, self.lora.dropout)
-        result = add(f, result, scale(f, linear(f, linear(f, x, self.a), self.b)))
+        # x, in the adapter's dtype, is there beside its dropped copy until the call returns.
+        result = add(f, result, scale(f, linear(f, linear(f, dropout(f, x, self.lora.dropout), self.a), self.b)))
         return cast(f, result, dtype)
 
     def _dora(self, f: Tape, x: Tensor, result: Tensor, magnitude: Weight) -> Tensor:

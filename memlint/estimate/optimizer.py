@@ -116,7 +116,9 @@ def _slot_state(rule: Rule, slot: Slot, forced: str | None) -> int:
     counter = rounded(4) if rule.counter else 0
     is_matrix = slot.matrix and len(slot.shape) >= 2
     if rule.factored:
-        return rule.states * rounded(slot.numel * DTYPE_BYTES[slot.dtype]) + _factored(slot)
+        # ``RMS`` is a scalar tensor (Adafactor and CAME).
+        scalar = rounded(4) if rule.step == "adafactor" else 0
+        return scalar + rule.states * rounded(slot.numel * DTYPE_BYTES[slot.dtype]) + _factored(slot)
     if rule.rank and is_matrix and min(slot.shape[-2:]) > rule.rank:
         short, long = sorted(slot.shape[-2:])
         size = DTYPE_BYTES[_state_dtype(rule, slot, forced)]
@@ -170,8 +172,7 @@ def step_temporary_bytes(
         highest = max([sizes[0], *(sizes[i] + sizes[i + 1] for i in range(len(sizes) - 1))])
         return 2 * highest if two_lists else highest
     if rule.step == "adafactor":
-        # update = grad**2 + eps and its fp32 copies: about four fp32 tensors of the largest parameter.
-        return max([4 * rounded(4 * slot.numel) for slot in slots])
+        return _adafactor_temporaries(slots, moments=rule.states)
     if rule.step == "single":
         return max([2 * slot.bytes for slot in slots])
     if rule.step == "muon":
@@ -183,6 +184,23 @@ def step_temporary_bytes(
             ]
         )
     return 0
+
+
+def _adafactor_temporaries(slots: Sequence[Slot], moments: int) -> int:
+    """transformers' Adafactor.step: ``update = (grad**2) + eps``, a parameter at a time.
+
+    The square and the sum are there, beside the parameter and the gradient in fp32 where they are half; the update of
+    the parameter before keeps its name until then. Later the factors' inverse roots and their product take the place
+    of the square. CAME holds two more (the residual and its square).
+    """
+    highest = before = 0
+    for slot in slots:
+        size = rounded(4 * slot.numel)
+        copies = 2 if slot.dtype in ("fp16", "bf16") else 0
+        factors = _factored(slot) if len(slot.shape) > 1 else 0
+        highest = max(highest, max(before, factors) + (2 + copies + 2 * moments) * size)
+        before = size
+    return highest
 
 
 def clip_temporary_bytes(slots: Sequence[Slot]) -> int:

@@ -19,6 +19,8 @@ def add_lora(model: Any, lora: LoraSettings) -> Any:
         config = peft.LoraConfig(
             r=lora.rank,
             target_modules=targets,
+            # With a task type, PEFT leaves the heads of classes out (tuners_utils.py _maybe_include_all_linear_layers).
+            exclude_modules=r"(.*\.)?(score|classifier)" if targets == "all-linear" else None,
             lora_dropout=lora.dropout,
             use_dora=lora.dora,
             modules_to_save=list(lora.modules_to_save) or None,

@@ -43,15 +43,18 @@ def simulated_kept(job: TrainingJob, target: Target | None = None) -> list[Kept]
     result: list[Kept] = []
     place: list[int | None] = [None]
     stacks = [0, -1]
-    make, end, call, boundary = pool.Storage.__init__, pool.Storage.__del__, Env.call, simulate._phase
+    make, call, boundary = pool.Pool.__init__, Env.call, simulate._phase
 
-    def born(self: Any, *args: Any) -> None:
-        make(self, *args)
-        live[id(self)] = Kept(self.size, stacks[0], place[0], _words())
+    def watch(storage: Any, size: int) -> None:
+        # A storage tells of its beginning with its size, of its end with 0; an empty one of both with 0.
+        if storage is not None and (size or id(storage) not in live):
+            live[id(storage)] = Kept(storage.size, stacks[0], place[0], _words())
+        elif storage is not None:
+            del live[id(storage)]
 
-    def died(self: Any) -> None:
-        live.pop(id(self), None)
-        end(self)
+    def watched(self: Any) -> None:
+        make(self)
+        self.watch = watch
 
     def layer(self: Any, f: Any, block: Any, index: int, *inputs: Any) -> Any:
         if index <= stacks[1]:
@@ -71,8 +74,7 @@ def simulated_kept(job: TrainingJob, target: Target | None = None) -> list[Kept]
             result.extend(live.values())
 
     with (
-        mock.patch.object(pool.Storage, "__init__", born),
-        mock.patch.object(pool.Storage, "__del__", died),
+        mock.patch.object(pool.Pool, "__init__", watched),
         mock.patch.object(Env, "call", layer),
         mock.patch.object(simulate, "_phase", phase),
     ):
