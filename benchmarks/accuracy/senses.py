@@ -33,11 +33,14 @@ OWNERS = {
     "audio": "AutoModelForAudioClassification",
     "image": "AutoModelForImageClassification",
     "pixels": "AutoModelForSemanticSegmentation",
+    "written": "AutoModelForImageTextToText",
 }
 SIDE, MASKED = 224, 30
 """Side of an image; frames whose features are masked."""
 CAST = ("vit", "deit", "ijepa", "dinov2", "siglip", "clip")
 """Types that cast fp32 pixels to the dtype of their weights."""
+COMPOSED = ("trocr", "donut-swin")
+"""Parts of a model that take no attention but their own."""
 
 
 class Ctc(torch.autograd.Function):  # type: ignore[misc]  # torch leaves its base untyped
@@ -64,6 +67,14 @@ class Ctc(torch.autograd.Function):  # type: ignore[misc]  # torch leaves its ba
         return result, None
 
 
+class Rate(float):
+    """A number that gives itself, as a tensor of one does."""
+
+    def item(self) -> float:
+        """The number."""
+        return float(self)
+
+
 class Rates(list[float]):
     """``torch.linspace`` on the host: its values are read when the model is built."""
 
@@ -78,7 +89,7 @@ class Rates(list[float]):
 
 
 def _rates(start: float, end: float, count: int, **options: Any) -> Rates:
-    return Rates([start + (end - start) * index / max(1, count - 1) for index in range(count)])
+    return Rates([Rate(start + (end - start) * index / max(1, count - 1)) for index in range(count)])
 
 
 def _put(self: torch.Tensor, at: Any, value: Any) -> Any:
@@ -112,6 +123,12 @@ def inputs(point: dict[str, Any], config: Any, weights: torch.dtype) -> dict[str
     """What the model is called with."""
     rows, kind = point["batch"], point["config"]["model_type"]
     labels = ids(rows, point["target_seq"]) if point["head"] == "ctc" else ids(rows)
+    if point["head"] == "written":
+        labels = ids(rows, point["target_seq"])
+        size, kind = getattr(config.encoder, "image_size", SIDE), config.encoder.model_type
+        size = size if isinstance(size, (list, tuple)) else (size, size)
+        dtype = torch.float32 if kind.startswith(CAST) else weights
+        return {"pixel_values": torch.empty(rows, 3, *size, device="cuda", dtype=dtype), "labels": labels}
     if point["head"] == "pixels":
         labels = ids(rows, SIDE, SIDE)
     if point["head"] in ("image", "pixels"):
@@ -120,6 +137,9 @@ def inputs(point: dict[str, Any], config: Any, weights: torch.dtype) -> dict[str
     if kind == "whisper":
         shape = (rows, config.num_mel_bins, 2 * config.max_source_positions)
         return {"input_features": torch.empty(shape, device="cuda", dtype=weights), "labels": labels}
+    if kind == "audio-spectrogram-transformer":
+        shape = (rows, config.max_length, config.num_mel_bins)
+        return {"input_values": torch.empty(shape, device="cuda", dtype=weights), "labels": labels}
     samples = 320 * (point["seq"] - 1) + 400
     given = {"input_values": torch.empty(rows, samples, device="cuda", dtype=weights), "labels": labels}
     if point.get("padding"):
@@ -131,6 +151,11 @@ def _prepared(point: dict[str, Any]) -> Any:
     make = run_module.make_model
 
     def made(*args: Any, **options: Any) -> Any:
+        if point["head"] == "written":
+            # As a model has it that is asked for no attention: TrOCR and Donut know their own alone.
+            sides = {side: point["config"][side]["model_type"] for side in ("encoder", "decoder")}
+            own = {side: "eager" if kind in COMPOSED else options["attention"] for side, kind in sides.items()}
+            options["attention"] = {"": "eager", **own}
         model = make(*args, **options)
         for parameter in model.parameters():
             parameter.requires_grad_(True)

@@ -57,6 +57,8 @@ WITHOUT_TEXT = {
 }
 """Family that has no language model -> what its step is where the file asks for one."""
 
+SPECTROGRAM = "hears mel features of its own length: an audio classifier"
+
 FRAMES = 1000
 """20 seconds: max_duration_in_seconds of transformers' run_speech_recognition_ctc.py (5.24, examples)."""
 
@@ -93,9 +95,11 @@ def fitting_objective(job: TrainingJob, architecture: Architecture) -> TrainingJ
 
 def _without_text(job: TrainingJob, architecture: Architecture) -> TrainingJob:
     sentences = []
+    spectrogram = architecture.model_type == "audio-spectrogram-transformer"
     if job.training.objective == "causal-lm":
-        sentences.append(f"`{architecture.model_type}` {WITHOUT_TEXT[architecture.family]} assumed")
-    if architecture.family == "speech" and not _stated(job, "training.sequence_length"):
+        words = SPECTROGRAM if spectrogram else WITHOUT_TEXT[architecture.family]
+        sentences.append(f"`{architecture.model_type}` {words} assumed")
+    if architecture.family == "speech" and not spectrogram and not _stated(job, "training.sequence_length"):
         job = replace_fields(job, {"training.sequence_length": FRAMES})
         sentences.append(f"`sequence_length` {FRAMES} (20 seconds) assumed, none being stated")
     return replace(job, assumptions=(*job.assumptions, *sentences))

@@ -49,9 +49,10 @@ FAMILIES: dict[str, tuple[str, ...]] = {
     ),
     "encoder-decoder": _names(
         "t5 mt5 umt5 longt5 switch_transformers bart mbart pegasus marian m2m_100 blenderbot "
+        "vision-encoder-decoder "
         "blenderbot-small whisper plbart mvp t5gemma"
     ),
-    "speech": _names("wav2vec2 hubert"),
+    "speech": _names("wav2vec2 hubert audio-spectrogram-transformer"),
     "vision": _names(
         "vit clip clip_text_model clip_vision_model siglip siglip_text_model siglip_vision_model siglip2 "
         "siglip2_vision_model siglip2_text_model dinov2 deit beit vit_mae videomae dinov2_with_registers "

@@ -64,6 +64,10 @@ SETUPS: dict[str, dict[str, Any]] = {
 NEEDED = {
     "dots1": {"n_routed_experts": 8, "n_shared_experts": 1, "num_experts_per_tok": 2},
     "deepseek_v2": {"num_experts_per_tok": 2},
+    "vision-encoder-decoder": {
+        "encoder": {"model_type": "vit"},
+        "decoder": {"model_type": "trocr", "cross_attention_hidden_size": 768},
+    },
 }
 """Fields without a usable default in transformers' class."""
 OBJECTIVES = {"encoder": "masked-lm", "encoder-decoder": "seq2seq-lm"}

@@ -25,6 +25,7 @@ OBJECTIVES = {
     "seq2seq": "seq2seq-lm",
     "image": "image-classification",
     "pixels": "token-classification",
+    "written": "seq2seq-lm",
     "ctc": "causal-lm",
     "audio": "sequence-classification",
 }

@@ -29,6 +29,7 @@ TOLD = ("do_stable_layer_norm", "layer_type", "mask_time_prob")
 def named(run: dict[str, Any]) -> str:
     """A test's name for a run, with what else it states."""
     told = [key for key in ("freeze", "padding", "pixels") if run.get(key)]
+    told += [part["model_type"] for part in run["config"].values() if isinstance(part, dict) and "model_type" in part]
     return " ".join([title(run), *told, *sorted(set(run["config"]) & set(TOLD))])
 
 

@@ -28,6 +28,7 @@ MODULES = {
     "blenderbot-small": "bart",
     "m2m_100": "bart",
     "whisper": "whisper",
+    "vision-encoder-decoder": "vision_encoder_decoder",
     "t5gemma": "t5gemma",
 }
 """model_type -> module of this package that holds its ``Model``; modules load on first use."""

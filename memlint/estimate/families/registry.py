@@ -125,6 +125,10 @@ def _hybrid(job: TrainingJob, build: Build, env: Env) -> Trainable:
 
 
 def _speech(job: TrainingJob, build: Build, env: Env) -> Trainable:
+    if job.architecture is not None and job.architecture.model_type == "audio-spectrogram-transformer":
+        from memlint.estimate.families import spectrogram
+
+        return spectrogram.Model(job, build, env)
     from memlint.estimate.families.wav2vec2 import SpeechModel
 
     return SpeechModel(job, build, env)

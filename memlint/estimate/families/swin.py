@@ -5,7 +5,6 @@ Source: transformers 5.24 models/swin/modeling_swin.py.
 
 from __future__ import annotations
 
-from math import isqrt
 from typing import Any
 
 from memlint.estimate.build import Build
@@ -21,6 +20,7 @@ from memlint.estimate.ops.gather import index_rows
 from memlint.estimate.ops.images import convolution, requiring_grad
 from memlint.estimate.ops.loss import cross_entropy
 from memlint.models.architecture import Architecture
+from memlint.records import dataclass
 
 
 def _anew(f: Tape, node: Node, grad: Tensor) -> tuple[Tensor]:
@@ -71,68 +71,78 @@ class Attention:
         return self.out(f, out), weights
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """What a stage works on."""
+
+    width: int
+    heads: int
+    grid: tuple[int, int]
+    """Patches of an image, high and wide."""
+
+
 class Layer:
     """SwinLayer."""
 
-    def __init__(
-        self, a: Architecture, b: Build, name: str, width: int, heads: int, shifted: bool, rate: float, env: Env
-    ) -> None:
+    attention: Any = Attention
+    names = ("mlp.fc1", "mlp.fc2")
+
+    def __init__(self, a: Architecture, b: Build, name: str, part: Part, shifted: bool, rate: float, env: Env) -> None:
+        width, self.grid = part.width, part.grid
         self.env, self.act, self.drops = env, str(a.get("hidden_act", "gelu")), rate > 0
-        self.window = int(a.get("window_size", 7))
-        self.shift = self.window // 2 if shifted else 0
+        window = int(a.get("window_size", 7))
+        self.shift = window // 2 if shifted and min(self.grid) > window else 0
+        self.window = min(window, *self.grid)
+        self.padded = tuple(-(-n // self.window) * self.window for n in self.grid)
         self.dropout = float(a.get("hidden_dropout_prob", 0.0))
-        self.attention = Attention(a, b, f"{name}.attention", width, heads, self.window, env)
+        self.attend = self.attention(a, b, f"{name}.attention", width, part.heads, window, env)
         self.norm1 = LayerNorm(b, f"{name}.layernorm_before", width)
         self.norm2 = LayerNorm(b, f"{name}.layernorm_after", width)
         inner = int(float(a.get("mlp_ratio", 4.0)) * width)
-        self.up = b.linear(f"{name}.mlp.fc1", width, inner, True)
-        self.down = b.linear(f"{name}.mlp.fc2", inner, width, True)
+        self.up = b.linear(f"{name}.{self.names[0]}", width, inner, True)
+        self.down = b.linear(f"{name}.{self.names[1]}", inner, width, True)
 
-    def mask(self, f: Tape, edge: int, window: int, shift: int, dtype: str) -> Tensor | None:
+    def mask(self, f: Tape, dtype: str) -> Tensor | None:
         """get_attn_mask: [windows, w^2, w^2]."""
-        if not shift:
+        if not self.shift:
             return None
-        area, count = window**2, (edge // window) ** 2
+        area, count = self.window**2, self.windows
         plain = f.new((count, area, area), dtype)
         different, same = f.new(plain.shape, "bool"), f.like(plain)
         out = f.like(plain)
         del plain, different, same
         return out
 
-    def parted(self, f: Tape, x: Tensor, window: int, shift: int) -> Tensor:
-        """Shifted, and windows one after another."""
-        rows, edge, _, width = x.shape
-        if shift:
-            x = moved(f, x)
-        across = edge // window
-        if across > 1:
-            x = copy(f, x)
-        return x.view(rows * across**2, window**2, width)
+    @property
+    def windows(self) -> int:
+        """Windows of one image."""
+        return self.padded[0] * self.padded[1] // self.window**2
 
-    def joined(self, f: Tape, x: Tensor, rows: int, edge: int, shift: int) -> Tensor:
-        """window_reverse, and shifted back."""
-        width = x.shape[-1]
-        if edge > isqrt(x.shape[1]):
-            x = copy(f, x)
-        x = x.view(rows, edge, edge, width)
-        return moved(f, x) if shift else x
+    def parted(self, f: Tape, x: Tensor) -> Tensor:
+        """window_partition: windows one after another."""
+        x = copy(f, x) if self.windows > 1 else x
+        return x.view(x.shape[0] * self.windows, self.window**2, x.shape[-1])
+
+    def joined(self, f: Tape, x: Tensor, rows: int) -> Tensor:
+        """window_reverse."""
+        x = copy(f, x) if self.windows > 1 else x
+        return x.view(rows, *self.padded, x.shape[-1])
 
     def __call__(self, f: Tape, x: Tensor) -> Tensor:
         """x [B, N, C] -> the same shape."""
         rows, count, width = x.shape
-        side = isqrt(count)
-        window, shift = (side, 0) if side <= self.window else (self.window, self.shift)
-        edge = -(-side // window) * window
         shortcut = x
         x = self.norm1(f, x)
-        x = moved(f, x.view(rows, side, side, width), (rows, edge, edge, width))
-        windows = self.parted(f, x, window, shift)
-        mask = self.mask(f, edge, window, shift, x.dtype)
-        output, weights = self.attention(f, windows, mask)
+        x = moved(f, x.view(rows, *self.grid, width), (rows, *self.padded, width))
+        windows = self.parted(f, moved(f, x) if self.shift else x)
+        mask = self.mask(f, x.dtype)
+        output, weights = self.attend(f, windows, mask)
         output = dropout(f, output, self.dropout)
-        attended = self.joined(f, output, rows, edge, shift)
-        if edge != side:
-            attended = copy(f, slice_of(f, attended, (rows, side, side, width)))
+        attended = self.joined(f, output, rows)
+        if self.shift:
+            attended = moved(f, attended)
+        if self.padded != self.grid:
+            attended = copy(f, slice_of(f, attended, (rows, *self.grid, width)))
         attended = attended.view(rows, count, width)
         x = add(f, shortcut, self.dropped(f, attended))
         residual = x
@@ -158,38 +168,45 @@ class Layer:
 class Merging:
     """SwinPatchMerging."""
 
-    def __init__(self, b: Build, name: str, width: int) -> None:
+    def __init__(self, b: Build, name: str, width: int, grid: tuple[int, int]) -> None:
+        self.grid = grid
         self.reduce = b.linear(f"{name}.reduction", 4 * width, 2 * width)
         self.norm = LayerNorm(b, f"{name}.norm", 4 * width)
 
     def __call__(self, f: Tape, x: Tensor) -> Tensor:
         """x [B, N, C] -> [B, N / 4, 2 C]."""
-        rows, count, width = x.shape
-        side = isqrt(count)
-        x = x.view(rows, side, side, width)
-        half = (side + 1) // 2
-        if side % 2:
-            x = moved(f, x, (rows, 2 * half, 2 * half, width))
-        part = (rows, half, half, width)
-        parts = [slice_of(f, slice_of(f, x, (rows, half, x.shape[2], width)), part) for _ in range(4)]
-        x = cat(f, *parts, shape=(rows, half * half, 4 * width))
+        rows, width = x.shape[0], x.shape[-1]
+        high, wide = halved(self.grid)
+        x = x.view(rows, *self.grid, width)
+        if (2 * high, 2 * wide) != self.grid:
+            x = moved(f, x, (rows, 2 * high, 2 * wide, width))
+        part = (rows, high, wide, width)
+        parts = [slice_of(f, slice_of(f, x, (rows, high, 2 * wide, width)), part) for _ in range(4)]
+        x = cat(f, *parts, shape=(rows, high * wide, 4 * width))
         del parts
         x = self.norm(f, x)
         result: Tensor = self.reduce(f, x)
         return result
 
 
+def halved(grid: tuple[int, int]) -> tuple[int, int]:
+    """Patches after merging."""
+    return (grid[0] + 1) // 2, (grid[1] + 1) // 2
+
+
 class Stage:
     """SwinStage: its layers, and what merges their patches."""
 
+    layer: Any = Layer
+
     def __init__(
-        self, a: Architecture, b: Build, name: str, width: int, heads: int, rates: list[float], last: bool, env: Env
+        self, a: Architecture, b: Build, name: str, part: Part, rates: list[float], last: bool, env: Env
     ) -> None:
         self.env = env
         self.layers = [
-            Layer(a, b, f"{name}.blocks.{i}", width, heads, i % 2 == 1, rate, env) for i, rate in enumerate(rates)
+            self.layer(a, b, f"{name}.blocks.{i}", part, i % 2 == 1, rate, env) for i, rate in enumerate(rates)
         ]
-        self.merging = None if last else Merging(b, f"{name}.downsample", width)
+        self.merging = None if last else Merging(b, f"{name}.downsample", part.width, part.grid)
 
     def __call__(self, f: Tape, x: Tensor) -> Tensor:
         """x [B, N, C] -> [B, N / 4, 2 C]; a copy of it laid out as a map is made in any case."""
@@ -208,11 +225,18 @@ class Stage:
 class Tower:
     """SwinModel: pixels [B, C, h, w] -> normed states [B, N, C]."""
 
-    def __init__(self, a: Architecture, b: Build, env: Env, name: str, *, normed: bool = True) -> None:
+    stage: Any = Stage
+    normed = True
+
+    def __init__(self, a: Architecture, b: Build, env: Env, name: str) -> None:
         self.env = env
-        self.image, self.patch = side_of(a.get("image_size", 224)), side_of(a.get("patch_size", 4))
+        size, self.patch = a.get("image_size", 224), side_of(a.get("patch_size", 4))
+        self.size = (int(size[0]), int(size[1])) if isinstance(size, (list, tuple)) else (int(size), int(size))
+        """Pixels of an image, high and wide."""
+        self.image = self.size[0]
+        self.grid = -(-self.size[0] // self.patch), -(-self.size[1] // self.patch)
         self.channels, width = int(a.get("num_channels", 3)), int(a.get("embed_dim", 96))
-        at, count = f"{name}.embeddings", (self.image // self.patch) ** 2
+        at, count = f"{name}.embeddings", (self.size[0] // self.patch) * (self.size[1] // self.patch)
         self.width = width
         self.weight = b.parameter(f"{at}.patch_embeddings.projection.weight", width, self.channels, *2 * [self.patch])
         self.bias = b.parameter(f"{at}.patch_embeddings.projection.bias", width)
@@ -222,20 +246,22 @@ class Tower:
         self.dropout = float(a.get("hidden_dropout_prob", 0.0))
         depths = [int(n) for n in a.get("depths", (2, 2, 6, 2))]
         heads = [int(n) for n in a.get("num_heads", (3, 6, 12, 24))]
-        rate, total = float(a.get("drop_path_rate", 0.1)), sum(depths)
+        rate, total, grid = float(a.get("drop_path_rate", 0.1)), sum(depths), self.grid
         self.stages = []
         for stage, depth in enumerate(depths):
             first = sum(depths[:stage])
             rates = [rate * (first + i) / max(1, total - 1) for i in range(depth)]
             at, last = f"{name}.encoder.layers.{stage}", stage == len(depths) - 1
-            self.stages.append(Stage(a, b, at, width << stage, heads[stage], rates, last, env))
+            part = Part(width=width << stage, heads=heads[stage], grid=grid)
+            self.stages.append(self.stage(a, b, at, part, rates, last, env))
+            grid = halved(grid)
         self.out = width << (len(depths) - 1)
-        self.norm = LayerNorm(b, f"{name}.layernorm", self.out) if normed else None
+        self.norm = LayerNorm(b, f"{name}.layernorm", self.out) if self.normed else None
 
     def __call__(self, f: Tape, pixels: Tensor) -> Tensor:
         """See the class."""
-        env, rows, side = self.env, pixels.shape[0], -(-pixels.shape[2] // self.patch)
-        x = convolution(f, pixels, self.weight, self.bias, (rows, side * side, self.width))
+        env, rows = self.env, pixels.shape[0]
+        x = convolution(f, pixels, self.weight, self.bias, (rows, self.grid[0] * self.grid[1], self.width))
         if env.checkpointing.mode != "none":
             x = requiring_grad(f, x)
         x = self.first_norm(f, x)
