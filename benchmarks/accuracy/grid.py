@@ -66,11 +66,11 @@ SETUPS: dict[str, dict[str, Any]] = {
 }
 EAGER_ONLY = (
     *("gemma2", "bloom", "deberta-v2", "openai-gpt", "roformer", "rembert", "mvp"),
-    *("mimo_v2_flash", "t5gemma", "convbert"),
+    *("mimo_v2_flash", "t5gemma", "convbert", "granite_swa", "granitemoe_swa", "squeezebert", "nystromformer"),
 )
 
 
-UNCHECKPOINTED = ("albert", "openai-gpt", "ctrl")
+UNCHECKPOINTED = ("albert", "openai-gpt", "ctrl", "squeezebert")
 """Types whose class offers no activation checkpointing."""
 LARGE = ("bf16 checkpointing", "autocast checkpointing", "lora", "lora checkpointing", "bf16 padding")
 """Setups of the models at their own size, at 2048 tokens."""

@@ -171,6 +171,17 @@ TYPES: dict[str, dict[str, Any]] = {
     "sarvam_moe": {**TINY, **_ROUTED, "head_dim": 64},
     "sarvam_mla": {**TINY, **_ROUTED, **_LATENT, "q_lora_rank": None, "n_group": 1, "topk_group": 1},
     "axk1": {**TINY, **_ROUTED, **_LATENT},
+    "granite_swa": {**TINY, **_WINDOWS},
+    "granitemoe_swa": {
+        **TINY,
+        **_WINDOWS,
+        "intermediate_size": 256,
+        "num_local_experts": 8,
+        "num_experts_per_tok": 2,
+        "shared_intermediate_size": 512,
+    },
+    "gpt-sw3": {"n_embd": 512, "n_layer": 5, "n_head": 8, "vocab_size": 8192},
+    "bert-generation": {**_GPT, "intermediate_size": 2048, "is_decoder": True},
     "openai-gpt": {"n_embd": 512, "n_layer": 5, "n_head": 8, "vocab_size": 8192},
     "ctrl": {"n_embd": 512, "n_layer": 5, "n_head": 8, "vocab_size": 8192, "dff": 2048},
 }
@@ -223,6 +234,7 @@ HEADED: dict[str, tuple[str, dict[str, Any]]] = {
     "roformer": ("masked-lm", {**_ENCODER, "embedding_size": 256}),
     "rembert": ("masked-lm", {**_ENCODER, "input_embedding_size": 128, "output_embedding_size": 640}),
     "layoutlm": ("masked-lm", _ENCODER),
+    "nystromformer": ("masked-lm", {**_ENCODER, "max_position_embeddings": 512}),
     "mobilebert": ("masked-lm", {**_ENCODER, "intermediate_size": 512}),
     "convbert": ("masked-lm", {**_ENCODER, "embedding_size": 128}),
     "mistral4": ("sequence-classification", {**TINY, **_ROUTED, **_LATENT, "pad_token_id": 0}),
@@ -232,6 +244,7 @@ HEADED: dict[str, tuple[str, dict[str, Any]]] = {
     "t5gemma": ("seq2seq-lm", {"encoder": _T5GEMMA, "decoder": _T5GEMMA, "vocab_size": 8192}),
     "bart": ("seq2seq-lm", _BART),
     "mvp": ("seq2seq-lm", _BART),
+    "squeezebert": ("masked-lm", {**_ENCODER, "embedding_size": 512}),
 }
 """model_type -> objective and small config."""
 

@@ -28,6 +28,8 @@ SCALED_LOGITS = (
     "granitemoe",
     "granitemoehybrid",
     "granitemoeshared",
+    "granite_swa",
+    "granitemoe_swa",
     "cohere",
     "cohere2",
     "cohere2_moe",

@@ -19,17 +19,18 @@ FAMILIES: dict[str, tuple[str, ...]] = {
         "glm_ocr_text "
         "granite smollm3 starcoder2 cohere stablelm ernie4_5 helium cwm internlm3 exaone qwen2_vl_text "
         "qwen2_5_vl_text qwen2_5_omni_text qwen3_vl_text glm4v_text mllama_text_model iquestcoder olmo3 cohere2 "
-        "glm glm4 exaone4 nemotron seed_oss arcee hunyuan_v1_dense bitnet apertus hyperclovax jais2 nanochat diffllama"
+        "glm glm4 exaone4 nemotron seed_oss arcee hunyuan_v1_dense bitnet apertus hyperclovax jais2 nanochat diffllama "
+        "granite_swa"
     ),
     "gpt2": _names(
         "gpt2 gpt_neo gpt_neox gptj gpt_bigcode opt bloom falcon phi mpt codegen gpt-sw3 openai-gpt biogpt xglm ctrl "
-        "modernbert-decoder persimmon"
+        "modernbert-decoder persimmon bert-generation"
     ),
     "moe": _names(
         "mixtral qwen2_moe qwen3_moe qwen3_vl_moe_text qwen3_omni_moe_text olmoe flex_olmo dbrx gpt_oss "
         "llama4_text glm4_moe glm4v_moe_text phimoe granitemoe granitemoeshared minimax_m2 ernie4_5_moe hunyuan_v1_moe "
         "dots1 exaone_moe solar_open afmoe mellum cohere2_moe "
-        "mimo_v2_flash hy_v3 laguna sarvam_moe"
+        "granitemoe_swa mimo_v2_flash hy_v3 laguna sarvam_moe"
     ),
     "mla": _names(
         "deepseek_v2 deepseek_v3 deepseek_v32 kimi_k2 minicpm3 glm4_moe_lite glm_moe_dsa longcat_flash youtu mistral4 "
@@ -43,9 +44,9 @@ FAMILIES: dict[str, tuple[str, ...]] = {
     "gemma": _names("gemma3n_text gemma4_text gemma4_unified_text"),
     "encoder": _names(
         "bert roberta xlm-roberta xlm-roberta-xl camembert distilbert deberta deberta-v2 modernbert electra "
-        "albert mpnet ernie roformer rembert eurobert nomic_bert gte bert-generation megatron-bert "
+        "albert mpnet ernie roformer rembert eurobert nomic_bert gte megatron-bert "
         "roberta-prelayernorm data2vec-text esm jina_embeddings_v3 layoutlm mobilebert "
-        "convbert"
+        "convbert squeezebert nystromformer"
     ),
     "encoder-decoder": _names(
         "t5 mt5 umt5 longt5 switch_transformers bart mbart pegasus marian m2m_100 blenderbot "
@@ -71,9 +72,7 @@ FAMILIES: dict[str, tuple[str, ...]] = {
 }
 
 NEAREST: dict[str, tuple[str, str]] = {
-    "granite_swa": ("llama", "attention sinks are left out"),
     "jetmoe": ("moe", "experts in attention are not modelled"),
-    "granitemoe_swa": ("moe", "attention sinks are left out"),
     "minimax_m3_vl_text": ("moe", "sparse attention is computed as full attention"),
     "step3p5": ("moe", "computed as a mixture of experts of the Qwen shape"),
     "deepseek_v4": ("mla", "compressed attention and hyper-connections are not modelled"),

@@ -43,6 +43,7 @@ def test_one_layer_stands_for_all_equal_ones(run: dict[str, Any]) -> None:
 DEEP = (
     *("zamba2", "minimax", "olmo_hybrid", "afmoe", "mellum", "modernbert-decoder", "jais2"),
     *("cohere2_moe", "diffllama", "hy_v3", "laguna", "mimo_v2_flash", "sarvam_moe", "sarvam_mla", "axk1"),
+    *("granite_swa", "granitemoe_swa", "bert-generation"),
 )
 
 

@@ -40,6 +40,8 @@ MODULES = {
     "rembert": "composed_bert",
     "convbert": "convbert",
     "layoutlm": "layoutlm",
+    "squeezebert": "squeezebert",
+    "nystromformer": "nystromformer",
     "mobilebert": "mobilebert",
 }
 """model_type -> module of this package that holds its ``Model``; modules load on first use."""

@@ -10,6 +10,8 @@ from memlint.job import TrainingJob
 
 MODULES = {
     "gpt2": "gpt2",
+    "gpt-sw3": "gpt2",
+    "bert-generation": "bert_generation",
     "gpt_neox": "gpt_neox",
     "phi": "gpt_neox",
     "opt": "opt",

@@ -75,6 +75,21 @@ class Layer(bert.Layer):
         return self.joined(f, self.down, fed, x, self.norm, self.hidden_dropout)
 
 
+class UnusedPooler:
+    """A pooler that runs, but nothing follows it."""
+
+    def __init__(self, a: Architecture, b: Build, root: str) -> None:
+        b.idle = True
+        self.dense = b.linear(f"{root}.pooler.dense", a.hidden_size, a.hidden_size, True)
+        b.idle = False
+
+    def __call__(self, f: Tape, x: Tensor) -> None:
+        """Its graph is gone with its output; what autocast makes of its weight stays."""
+        outer, f.grad_enabled = f.grad_enabled, False
+        self.dense(f, select(f, x, (x.shape[0], x.shape[-1])))
+        f.grad_enabled = outer
+
+
 class Model:
     """LayoutLMModel: ids [B, S] -> hidden states [B, S, H]; the head for an objective is ``head``."""
 
@@ -84,12 +99,7 @@ class Model:
         self.embeddings = Embeddings(a, b, f"{root}.embeddings")
         make = lambda build, kind, i: Layer(a, build, f"{root}.encoder.layer.{i}", env)  # noqa: E731
         self.layers = Stack(b, ["layer"] * a.num_hidden_layers, make)
-        self.pooler: Any = None
-        if objective != "sequence-classification":
-            # The pooler runs, but nothing follows it.
-            b.idle = True
-            self.pooler = b.linear(f"{root}.pooler.dense", a.hidden_size, a.hidden_size, True)
-            b.idle = False
+        self.pooler = UnusedPooler(a, b, root) if objective != "sequence-classification" else None
         self.head: Any = head(a, b, self.embeddings, root, objective)
 
     def __call__(self, f: Tape, batch: Batch) -> Tensor:
@@ -103,15 +113,12 @@ class Model:
         x = self.layers(f, env, x)
         env.release()
         if self.pooler is not None:
-            # Its graph is gone with its output; what autocast makes of its weight stays.
-            outer, f.grad_enabled = f.grad_enabled, False
-            self.pooler(f, select(f, x, (shape[0], x.shape[-1])))
-            f.grad_enabled = outer
+            self.pooler(f, x)
         del ones, types, boxes
         return x
 
 
-def head(a: Architecture, b: Build, embeddings: Embeddings, root: str, objective: str) -> Any:
+def head(a: Architecture, b: Build, embeddings: Any, root: str, objective: str) -> Any:
     """The head that transformers' class for this objective has."""
     p = float(a.get("hidden_dropout_prob", 0.0))
     if objective == "token-classification":

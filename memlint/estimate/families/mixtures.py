@@ -179,7 +179,7 @@ TYPES: dict[str, Mixture] = {
         gate_name="router",
     ),
 }
-TYPES["sarvam_moe"] = TYPES["glm4_moe"]
+TYPES["sarvam_moe"], TYPES["granitemoe_swa"] = TYPES["glm4_moe"], TYPES["granitemoeshared"]
 """model_type -> mixture. A type missing here runs as qwen3_moe without norms of q and k."""
 
 

@@ -178,17 +178,9 @@ def make_router(a: Architecture, b: Build, name: str, m: Mixture, experts: int) 
     if m.router == "sigmoid-biased":
         return BiasedRouter(b, name, experts, k, h, normalise=normalise, bias=bool(a.get("use_expert_bias", True)))
     if m.router in ("grouped", "grouped-plain"):
-        return GroupedRouter(
-            b,
-            name,
-            experts,
-            k,
-            h,
-            groups=int(a.get("n_group", 1)),
-            kept_groups=int(a.get("topk_group", 1)),
-            normalise=normalise,
-            plain=m.router == "grouped-plain",
-        )
+        groups, kept = int(a.get("n_group", 1)), int(a.get("topk_group", 1))
+        flags = {"normalise": normalise, "plain": m.router == "grouped-plain"}
+        return GroupedRouter(b, name, experts, k, h, groups=groups, kept_groups=kept, **flags)
     if m.router == "grouped-softmax":
         limited = a.get("topk_method") == "group_limited_greedy"
         return GroupedSoftmaxRouter(b, name, experts, k, h, limited=limited)
@@ -196,13 +188,14 @@ def make_router(a: Architecture, b: Build, name: str, m: Mixture, experts: int) 
         return ErnieRouter(b, name, experts, k, h)
     if m.router == "sparsemixer":
         return SparseMixerRouter(b, name, experts, k, h)
-    kept = m.router != "softmax"
-    wide = m.router == "softmax-float"
-    return SoftmaxRouter(b, name, experts, k, h, normalise=normalise, keep_fp32=kept, fp32_weight=wide)
+    wide, rest = m.router == "softmax-float", m.router != "softmax"
+    return SoftmaxRouter(b, name, experts, k, h, normalise=normalise, keep_fp32=rest, fp32_weight=wide)
 
 
 class Block:
     """One decoder layer: attention, then a mixture of experts or a dense gated MLP."""
+
+    attention_class = Attention
 
     def __init__(self, a: Architecture, b: Build, kind: tuple[str, bool], index: int, env: Env) -> None:
         m = mixture_of(a)
@@ -211,7 +204,7 @@ class Block:
         name = f"model.layers.{index}"
         self.kind, sparse = kind
         self.env = env
-        self.attention = Attention(a, b, f"{name}.self_attn", s)
+        self.attention = self.attention_class(a, b, f"{name}.self_attn", s)
         act = str(a.get("hidden_act") or "silu")
         self.mlp: Any
         self.mixture = m
@@ -278,6 +271,7 @@ class Model(Body):
 
 MODULES = {
     "llama4_text": "llama4",
+    "granitemoe_swa": "granite_swa",
     **{kind: kind for kind in ("gpt_oss", "dbrx", "afmoe", "cohere2_moe", "hy_v3", "laguna", "mimo_v2_flash")},
 }
 """model_type -> module of this package that holds its ``Model``, where this one does not; modules load on first use."""

@@ -51,7 +51,7 @@ def build_model(job: TrainingJob, build: Build, env: Env) -> Trainable:
     return maker(job, build, env)
 
 
-OF_LLAMAS_SHAPE = {"diffllama": "diffllama"}
+OF_LLAMAS_SHAPE = {"diffllama": "diffllama", "granite_swa": "granite_swa"}
 """model_type -> module that holds its ``Model``, where a row of families/shapes.py does not say all."""
 
 

@@ -83,6 +83,7 @@ SHAPES: dict[str, Shape] = {
     "olmo": Shape(norm="plain", mlp_bias=False, rope_fp32=True),
     "olmo2": Shape(norm="olmo2", norms="post", qk_norm="full", mlp_bias=False, rope_fp32=True),
     "granite": Shape(branch_scale=True, embed_scale=True),
+    "granite_swa": Shape(branch_scale=True, embed_scale=True),
     "smollm3": Shape(),
     "starcoder2": Shape(
         norm="layer",
