@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from memlint.estimate.build import Build
 from memlint.estimate.compiled import compiled_step, expects, lowest_peak, told
+from memlint.estimate.counts import count_parameters as count_parameters
+from memlint.estimate.counts import parameter_records as parameter_records
 from memlint.estimate.engine.change import Peak
 from memlint.estimate.engine.pool import (
     COMMUNICATION,
@@ -27,13 +29,12 @@ from memlint.estimate.objectives import without_dropout
 from memlint.estimate.optimizer import clip_temporary_bytes, state_bytes, step_temporary_bytes
 from memlint.estimate.overhead import device_interval
 from memlint.estimate.parallel import one_gpu
-from memlint.estimate.records import Record, slots_of
+from memlint.estimate.records import slots_of
 from memlint.estimate.result import COMPONENTS, Estimate, PhasePeak
 from memlint.estimate.rollout import roll_out
 from memlint.estimate.versions import before
 from memlint.hardware.target import Target
 from memlint.job import TrainingJob
-from memlint.models.architecture import Architecture
 from memlint.records import dataclass, field, replace
 
 
@@ -91,6 +92,7 @@ def run_step(
     training = job.training
     tape = tape or Tape()
     tape.one_kernel_silu = one_kernel_silu
+    tape.counts_twice = tape.counts_twice and not full
     pool = tape.pool
     build = Build(job, world)
     build.run_all_layers = full
@@ -289,20 +291,3 @@ def world_size(job: TrainingJob, target: Target | None) -> int:
         return 1
     gpus = parallelism.gpus or (target.gpus if target is not None else 1)
     return max(1, gpus // (parallelism.tensor * parallelism.pipeline * parallelism.context))
-
-
-def parameter_records(job: TrainingJob) -> list[Record]:
-    """Every parameter of a job's model, undivided."""
-    build = Build(job)
-    registry.build_model(job, build, Env.of(job, None))
-    return build.records
-
-
-def count_parameters(architecture: Architecture) -> int:
-    """Elements of a model as transformers builds it, tied weights once.
-
-    Raises:
-        Unsupported: there is no model of this architecture.
-    """
-    records = parameter_records(TrainingJob(model=architecture.id or "", architecture=architecture))
-    return sum(r.count * r.numel for r in records)

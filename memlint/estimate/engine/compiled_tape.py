@@ -55,6 +55,7 @@ class CompiledTape(Tape):
     def __init__(self, *, donates: bool = True, together: bool = True) -> None:
         super().__init__()
         self.one_mask = True
+        self.counts_twice = False
         self.donates = donates
         """What forward has saved is a buffer that backward may write to."""
         self.together = together

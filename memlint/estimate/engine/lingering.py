@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
 def linger(tape: Tape, tensor: Tensor) -> None:
     """See :meth:`Tape.linger`."""
+    if tape.second is not None:
+        tape.second.spoilt = True
     if tape.graphless or tensor.storage is None:
         return
     if tensor.storage.component == TEMPORARIES:

@@ -6,9 +6,12 @@ so a variable that keeps a tensor alive is a leak in the model just as it is in 
 
 from __future__ import annotations
 
-from typing import Callable
+from typing import TYPE_CHECKING, Callable
 
 from memlint.estimate.engine.change import NONE, Change, Cut, Outside, Peak, Repeat, Shift, Shifts, Stretch
+
+if TYPE_CHECKING:
+    from memlint.estimate.engine.twice import Second
 
 PARAMETERS, GRADIENTS, OPTIMIZER, ACTIVATIONS, LOGITS, TEMPORARIES, COMMUNICATION, INPUTS, DECOMPOSED = range(9)
 """Indexes into component vectors, in the order of ``memlint.estimate.result.COMPONENTS``.
@@ -117,6 +120,8 @@ class Decomposed(Storage):
     __slots__ = ()
 
     def __init__(self, pool: Pool, size: int) -> None:
+        if pool.second is not None:
+            pool.second.spoilt = True
         pool.enter_trace()
         super().__init__(pool, size, DECOMPOSED)
 
@@ -146,6 +151,8 @@ class Pool:
         self.cuts: list[Cut] = []
         """The peaks of the run under way between its marks."""
         self.marks = 0
+        self.second: Second | None = None
+        """The count of a recomputation that goes along."""
 
     def begin(self) -> None:
         """Start a phase: the peak restarts at what is live."""
@@ -177,6 +184,8 @@ class Pool:
 
     def add(self, size: int, component: int) -> None:
         """Count ``size`` bytes that stay for good (parameters, optimizer states); negative takes them away."""
+        if self.second is not None:
+            self.second.spoilt = True
         self.live += size
         self.components[component] += size
         if self.live > self.peak:
@@ -188,6 +197,8 @@ class Pool:
         size = (size + 511) & ~511
         if self.watch is not None:
             self.watch(None, size)
+        if self.second is not None:
+            self.second.touch(size, component)
         if self.live + size > self.peak:
             self.peak = self.live + size
             self.peak_components = self.components[:]

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Callable
 
 from memlint.estimate.engine.graph import Leaf, Node, Tensor
 from memlint.estimate.engine.pool import TEMPORARIES
+from memlint.estimate.engine.twice import Ready, is_plain, may_stand_for_both, run_for_both
 
 if TYPE_CHECKING:
     from memlint.estimate.engine.selective import Selection
@@ -45,16 +46,32 @@ def checkpoint(
     hollow = tape.hollow
     tape.hollow, tape.graphless = True, reentrant or tape.graphless
     tape.selection = selection
-    out = run(*inputs)
+    second = None
+    if hollow or reentrant or offload or selection is not None or not may_stand_for_both(tape, inputs):
+        if tape.second is not None:
+            tape.second.spoilt = True
+        out = run(*inputs)
+    else:
+        tape.hollow_asked = False
+        out, second, gates = run_for_both(tape, run, inputs)
     tape.hollow, tape.graphless = outer
     tape.selection = None
+    ready = None
+    if second is not None:
+        nodes = tape.nodes[mark:]
+        spoilt = second.spoilt or second.stop is None or tape.hollow_asked
+        if spoilt or not all(is_plain(made, second) for made in nodes):
+            for made in nodes:
+                made.saved = ()
+        else:
+            ready = Ready(second, gates, nodes, out.node)
     tail: list[Any] = []
     if not reentrant and tape.saving >= mark:
         tail = tape.nodes[tape.saving + 1 :]
         while tail and tail[-1] is not out.node:
             tail.pop()
     del tape.nodes[mark:]
-    plan = (run, None if reentrant else tape.saves - before, tape.autocast, tail, selection)
+    plan = (run, None if reentrant else tape.saves - before, tape.autocast, tail, selection, ready)
     edges = tuple([t.node for t in inputs])
     shapes = tuple([(t.shape, t.dtype) for t in inputs])
     node = Node(None, edges, shapes, () if hollow else kept, plan, tape.component)
@@ -64,32 +81,38 @@ def checkpoint(
 
 def replay(tape: Tape, node: Node) -> list[Tensor | None]:
     """Run a checkpointed block again and then backwards; the gradients of its inputs."""
-    run, limit, autocast, tail, selection = node.meta
-    gates = [Node(None, (), (), (), None, TEMPORARIES) for _ in node.saved]
+    run, limit, autocast, tail, selection, ready = node.meta
+    gates = [Node(None, (), (), (), None, TEMPORARIES) for _ in node.saved] if ready is None else ready.gates
     inputs = []
     for tensor, gate in zip(node.saved, gates):
         assert tensor is not None
         storage = tensor.storage or tape.new(tensor.shape, tensor.dtype).storage
         inputs.append(Tensor(tensor.shape, tensor.dtype, storage, gate))
-    tensor = storage = gate = None  # type: ignore[assignment]
+    tensor = storage = gate = None
     floor = len(tape.nodes)
-    outer = tape.autocast, tape.cast_cache, tape.saves_left
-    tape.autocast, tape.cast_cache = autocast, {}
-    tape.saves_left = None if limit is None else tape.saves + limit
     held_before, tape.lingering = tape.lingering, []
     # Without reentry it is the first saved tensor asked for that starts the recomputation: sums, casts and
     # multiples at the end of the block, which save none, have run before, and their gradients wait.
     ahead = _ahead(tape, tail, node) if tail and node.grad is not None else None
-    tape.selection = selection.replay() if selection is not None else None
-    out = run(*inputs)
-    tape.selection = selection = None
-    tape.autocast, tape.cast_cache, tape.saves_left = outer
-    tape.dry = False
-    root = out.node
     held = None
-    if limit is None:
-        held = (out, node.grad)
-    del out, inputs
+    if ready is not None:
+        ready.begin(tape, inputs)
+        root = ready.root
+        tape.saves += limit
+    else:
+        outer = tape.autocast, tape.cast_cache, tape.saves_left
+        tape.autocast, tape.cast_cache = autocast, {}
+        tape.saves_left = None if limit is None else tape.saves + limit
+        tape.selection = selection.replay() if selection is not None else None
+        out = run(*inputs)
+        tape.selection = selection = None
+        tape.autocast, tape.cast_cache, tape.saves_left = outer
+        tape.dry = False
+        root = out.node
+        if limit is None:
+            held = (out, node.grad)
+        del out
+    del inputs, ready
     if limit is not None:
         # Saved tensors have gone to the first run's hooks: nothing holds the second run's graph, nor what its nodes
         # hold in attributes.

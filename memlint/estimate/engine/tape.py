@@ -8,12 +8,11 @@ returns, saved tensors are released after the call and before the results are ac
 from __future__ import annotations
 
 from math import prod
-from sys import getrefcount
 from typing import TYPE_CHECKING, Any, Callable, Iterable
 
 from memlint.estimate.engine.change import Repeat
-from memlint.estimate.engine.gradients import accumulate, validated
-from memlint.estimate.engine.graph import Backward, Block, Passing, Visit
+from memlint.estimate.engine.gradients import accumulate
+from memlint.estimate.engine.graph import Backward, Block, Passing
 from memlint.estimate.engine.graph import Leaf as Leaf
 from memlint.estimate.engine.graph import Node as Node
 from memlint.estimate.engine.graph import Shape as Shape
@@ -28,24 +27,21 @@ from memlint.estimate.engine.pool import (
     Pool,
     Storage,
 )
-from memlint.estimate.engine.recompute import checkpoint, replay
-from memlint.estimate.engine.repeat import Opened, count_again, revisit
+from memlint.estimate.engine.recompute import checkpoint
+from memlint.estimate.engine.repeat import Opened, count_again
+from memlint.estimate.engine.twice import Second
+from memlint.estimate.engine.unwinding import Unwinding
+from memlint.estimate.engine.unwinding import cast_backward as cast_backward
 from memlint.units import DTYPE_BYTES
 
 if TYPE_CHECKING:
     from memlint.estimate.engine.selective import Selection
 
 
-def cast_backward(f: Tape, node: Node, grad: Tensor) -> tuple[Tensor]:
-    """ToCopyBackward0: the gradient in the dtype it had before the cast (``node.meta``)."""
-    dtype: str = node.meta
-    return (grad if grad.dtype == dtype else f.like(grad, dtype),)
-
-
 _made = object.__new__
 
 
-class Tape:
+class Tape(Unwinding):
     """One training step under way: a pool, the graph built so far, and the modes PyTorch would be in."""
 
     alike = True
@@ -69,8 +65,11 @@ class Tape:
         self.saves = 0
         self.one_kernel_silu = False
         """silu_backward runs as CUDA's one kernel; False: decomposed, as in the reference traces (see ops/basic.py)."""
-        self.hollow = False
-        """Inside a checkpointed forward: saves are counted, not kept."""
+        self._hollow = self.hollow_asked = False
+        self.second: Second | None = None
+        """Inside a checkpointed forward that counts its recomputation as well."""
+        self.counts_twice = True
+        """Whether one may."""
         self.graphless = False
         """Inside the forward of a reentrant checkpoint, which runs without a graph."""
         self.one_mask = False
@@ -93,6 +92,16 @@ class Tape:
         self.kept: list[Tensor] = []
         """What lives until the gradients are cleared: a rank's parts of reduced gradients."""
 
+    @property
+    def hollow(self) -> bool:
+        """Inside a checkpointed forward: saves are counted, not kept. Whoever asks does something else there."""
+        self.hollow_asked = True
+        return self._hollow
+
+    @hollow.setter
+    def hollow(self, value: bool) -> None:
+        self._hollow = value
+
     def new(self, shape: Shape, dtype: str, component: int | None = None) -> Tensor:
         """Allocate a tensor."""
         size = 0 if self.dry else (prod(shape) * DTYPE_BYTES[dtype] + 511) & ~511
@@ -101,6 +110,8 @@ class Tape:
             component = self.component
         elif component == DECOMPOSED:
             return Tensor(shape, dtype, Decomposed(pool, size))
+        if self.second is not None:
+            return self.second.new(pool, shape, dtype, size, component)
         # What Storage and Tensor do when they are made, without calling either: this is where an estimate's time goes.
         storage = _made(Storage)
         storage.pool = pool
@@ -133,11 +144,11 @@ class Tape:
     def save(self, *tensors: Tensor | None) -> tuple[Tensor | None, ...]:
         """Note tensors as saved for backward; call before the output is allocated when the op saves inputs."""
         self.saving = len(self.nodes)
-        if self.hollow:
+        if self._hollow:
             for tensor in tensors:
                 if tensor is not None:
                     self.saves += 1
-            return ()
+            return () if self.second is None else self.second.save(tensors)
         for tensor in tensors:
             if tensor is not None:
                 self.saves += 1
@@ -193,70 +204,6 @@ class Tape:
             if tensor is not None and tensor.node is not None:
                 return True
         return False
-
-    def run_backward(self, root: Tensor, grad: Tensor) -> None:
-        """Run the whole tape backwards from ``root``; the tape is empty afterwards."""
-        node = root.node
-        if isinstance(node, Node):
-            node.grad = grad
-            self.pending.add(node)
-        root = grad = None  # type: ignore[assignment]
-        node = None
-        self.unwind(0)
-        self.ends.clear()
-
-    def unwind(self, floor: int) -> None:
-        """Run the nodes above ``floor`` backwards, the last first."""
-        nodes = self.nodes
-        while len(nodes) > floor:
-            node = nodes.pop()
-            if node.grad is not None or isinstance(node, Visit):
-                self.execute(node)
-            else:
-                node.saved = ()
-        self.component = TEMPORARIES
-
-    def execute(self, node: Node) -> None:
-        """Run one node on its gradient and pass the results on."""
-        self.pending.discard(node)
-        self.component = node.component
-        backward = node.backward
-        if backward is None:
-            results = revisit(self, node) if isinstance(node, Visit) else replay(self, node)
-        else:
-            grad = node.grad
-            node.grad = None
-            results = list(backward(self, node, grad))  # type: ignore[arg-type]
-            if self.unpacked:
-                node.saved = ()
-        edges, shapes = node.edges, node.shapes
-        for index, result in enumerate(results):
-            if result is None or edges[index] is None:
-                results[index] = None
-            elif (result.shape, result.dtype) != shapes[index]:
-                results[index] = validated(self, result, *shapes[index])
-        # call_function owns the incoming gradient and validates the outputs: it dies after that, unless it is passed
-        # on.
-        result = grad = None
-        node.saved = ()
-        node.backward = None
-        for index in range(len(results)):
-            result = results[index]
-            results[index] = None
-            edge = edges[index]
-            if result is None or edge is None:
-                continue
-            if isinstance(edge, Leaf):
-                self._accumulate(edge, result, backward is cast_backward)
-            elif edge.grad is None:
-                edge.grad = result
-                self.pending.add(edge)
-            else:
-                # InputBuffer::accumulate adds in place when it holds the last reference to the gradient and its
-                # storage; else the old and the new gradient and their sum are alive together.
-                if type(edge.grad) is View or getrefcount(edge.grad) > 2 or getrefcount(edge.grad.storage) > 2:
-                    edge.grad = self.like(edge.grad)
-            result = None
 
     def checkpoint(
         self,

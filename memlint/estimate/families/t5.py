@@ -87,6 +87,7 @@ class Block:
         state = self.env.state
         made: Any = None
         if self.first:
+            f.hollow_asked = True  # a recomputation does something else
             # The first block makes the biases: a recomputation makes them again, and keeps of them only the buckets.
             if self.given is None:
                 x, made = anchored(f, x, state["bias shape"], state["bias node"])
