@@ -21,7 +21,8 @@ Written by `python -m benchmarks.accuracy` on {date} with memlint {version}; do 
   (`python -m benchmarks.accuracy.grid_quantised`): ten types in up to twenty-one setups, and published models.
 * **Real trainers**: `compute_loss` of TRL's trainers, and LLaMA-Factory's own losses, run on fake tensors
   (`python -m benchmarks.objectives`): two layers of llama, qwen2 and gpt2, full and with LoRA, with and without
-  checkpointing, in fp32, bf16 and under autocast, references copied, switched off or precomputed.
+  checkpointing, in fp32, bf16 and under autocast, references copied, switched off or precomputed. Of PPO whole updates
+  with the generation of their completions (`python -m benchmarks.objectives.ppo_grid`).
 * **Published measurements**: peaks that people printed for runs whose settings are known, each turned into a job with
   the versions of its day. Figures of live tensors (`max_memory_allocated`, active bytes) are compared with the
   allocated peak and the cuBLAS workspaces; figures of reserved memory, and figures that do not say what they are, with

@@ -247,9 +247,7 @@ def _phases(recorder: Recorder, module: Any, mode: GeneratingMode, trainer: Any)
         updates[0] += 1
         recorder.enter("generation", updates[0])
         mode.done = False
-        result = inner_generation(*args, **options)
-        recorder.enter("scoring")
-        return result
+        return inner_generation(*args, **options)
 
     def forward(model: Any, *args: Any, **options: Any) -> Any:
         if torch.is_grad_enabled():
@@ -259,6 +257,8 @@ def _phases(recorder: Recorder, module: Any, mode: GeneratingMode, trainer: Any)
     def softmax(*args: Any, **options: Any) -> Any:
         if torch.is_grad_enabled():
             recorder.enter("loss")
+        elif recorder.phase == "generation":
+            recorder.enter("scoring")
         return inner_softmax(*args, **options)
 
     patches = {"batch_generation": generation, "forward": forward, "selective_log_softmax": softmax}

@@ -9,10 +9,12 @@ import statistics
 from typing import Any
 
 from benchmarks.accuracy.tables import percent, table
+from tests.estimate import ppo_points
 from tests.estimate.objective_points import simulated
 
 TRAINERS = {"1.16": "TRL 1.16.0", "1.9": "TRL 1.9.0", "0.24": "LLaMA-Factory 0.9.5"}
 """``trl`` of a point -> what ran."""
+PPO = {"trl": "TRL 1.12.0", "llamafactory": "LLaMA-Factory 0.9.5"}
 
 
 def objective_tables(folder: str) -> list[str]:
@@ -25,8 +27,25 @@ def objective_tables(folder: str) -> list[str]:
                 for key in ((trainer, "all"), (trainer, point["objective"])):
                     groups.setdefault(key, []).append(point)
     rows = [(trainer, objective, *_cells(points)) for (trainer, objective), points in groups.items()]
+    for path in sorted(glob.glob(os.path.join(folder, "traces_ppo*.jsonl"))):
+        with open(path, encoding="utf-8") as handle:
+            updates = [json.loads(line) for line in handle]
+        rows.append((PPO[updates[0].get("framework", "trl")], "ppo", *_update_cells(updates)))
     head = ("trainer", "objective", "points", "median error", "worst", "phase right", "worst forward end")
     return table(head, rows)
+
+
+def _update_cells(points: list[dict[str, Any]]) -> tuple[str, ...]:
+    """As :func:`_cells`, of whole updates: generation and scoring are phases too."""
+    errors, right = [], 0
+    for point in points:
+        phases = {phase.phase: phase.peak_bytes for phase in ppo_points.simulated(point).timeline}
+        traced = max(point["phase_peaks"], key=lambda name: point["phase_peaks"][name])
+        highest = max(phases, key=lambda name: phases[name])
+        errors.append(abs(phases[highest] / point["phase_peaks"][traced] - 1))
+        right += highest == traced
+    count = str(len(points))
+    return count, percent(statistics.median(errors)), percent(max(errors)), f"{right} of {count}", "-"
 
 
 def _cells(points: list[dict[str, Any]]) -> tuple[str, ...]:

@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
+from sys import getrefcount
 from typing import Hashable
 
 from memlint.estimate.engine.pool import TEMPORARIES
 from memlint.estimate.engine.tape import Tape, Tensor
+from memlint.job import Checkpointing
+
+
+def held_by_the_next(checkpointing: Checkpointing) -> bool:
+    """Whether a layer's output lives on as the input of the checkpoint that follows."""
+    inside = checkpointing.mode == "none" or checkpointing.mode == "offload" or checkpointing.offload
+    return not inside and checkpointing.every == 1
 
 
 class _Kept:
     """Outputs of the layers of one part: of the last one it holds those of ``others`` equal parts too."""
 
-    __slots__ = ("others", "tensors")
+    __slots__ = ("others", "repeated", "tensors")
 
     def __init__(self) -> None:
         self.tensors: list[Tensor] = []
         self.others = 0
+        self.repeated = False
 
 
 class Outputs:
@@ -37,24 +46,36 @@ class Outputs:
         """Keep the output of an equal one."""
         self.latest = part
         self.kept[part].others += 1
+        self.kept[part].repeated = True
 
-    def drop_last(self, f: Tape) -> None:
-        """Let the last layer's output go."""
+    def drop_last(self, f: Tape) -> int:
+        """Let the last layer's output go; the bytes of it that something else holds, which the list cannot tell later.
+
+        Equal layers hand on one storage, so that this one's holder has it beside the list and this call.
+        """
         kept = self.kept.get(self.latest)
         if kept is None:
-            return
+            return 0
         if not kept.others:
             kept.tensors.pop()
-            return
+            return 0
         kept.others -= 1
         storage = kept.tensors[-1].storage
-        if storage is not None:
-            f.pool.add(-storage.size, storage.component)
+        if storage is None:
+            return 0
+        if getrefcount(storage) > 3:
+            return storage.size
+        f.pool.add(-storage.size, storage.component)
+        return 0
 
-    def forget(self, f: Tape) -> None:
-        """Let all go; one that was handed from block to equal block stands for all of theirs."""
+    def forget(self, f: Tape, held: bool = False) -> None:
+        """Let all go; one that was handed from block to equal block stands for all of theirs.
+
+        ``held``: what follows each layer but the last holds its output, so that nothing goes; where equal layers hand
+        on one storage, letting it go frees the last one's, which :meth:`drop_last` has taken off already.
+        """
         for kept in self.kept.values():
-            times = kept.others
+            times = -1 if held and kept.repeated else 0 if held else kept.others
             while kept.tensors:
                 x = kept.tensors.pop()
                 component = x.storage.component if x.storage is not None else TEMPORARIES

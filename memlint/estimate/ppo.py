@@ -148,6 +148,9 @@ class Ppo:
         critic_hidden, critic_cache = self.critic.body(f, batch, hidden=True, cache=True)
         values = self.critic.score(f, critic_hidden)
         hidden, cache = self.policy(f, batch, hidden=True, cache=True)
+        widens = autocast is not None and hidden.dtype != "fp32"
+        if not widens:
+            hidden = self.policy.outliving(f, hidden)
         logits = self.head.logits(f, hidden)
         self.critic.body.forget(f)
         del critic_cache, critic_hidden
@@ -160,7 +163,7 @@ class Ppo:
             f.component = LOGITS
             whole, given = cast(f, logits, "fp32"), cast(f, values, "fp32")
             f.component = TEMPORARIES
-        if autocast is not None and hidden.dtype != "fp32":
+        if widens:
             copies = [f.new(hidden.shape, "fp32") for _ in range(self.a.num_hidden_layers + 1)]
             self.policy.forget(f)
         else:

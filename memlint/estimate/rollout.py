@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from typing import Any, Callable
 
-from memlint.estimate.engine.pool import ACTIVATIONS, INPUTS, LOGITS, TEMPORARIES
-from memlint.estimate.engine.tape import Tape, Tensor
+from memlint.estimate.build import Build
+from memlint.estimate.engine.pool import ACTIVATIONS, COMMUNICATION, INPUTS, LOGITS, TEMPORARIES, rounded
+from memlint.estimate.engine.tape import Node, Tape, Tensor
 from memlint.estimate.env import Batch
 from memlint.estimate.errors import Unsupported
 from memlint.estimate.ops.basic import slice_of
-from memlint.estimate.outputs import Outputs
+from memlint.estimate.outputs import Outputs, held_by_the_next
 from memlint.models.architecture import Architecture
 from memlint.units import DTYPE_BYTES
 
@@ -30,8 +31,33 @@ def roll_out(model: Any, f: Tape, phase: Callable[[str], None]) -> None:
     ppo = getattr(model, "ppo", None)
     if ppo is None:
         raise Unsupported("no memory model of PPO for this family yet")
+    training = model.job.training
+    if training.gradient_accumulation_steps > 1 and not training.optimizer_in_backward:
+        # A layer that the rollout runs for the first time has gradients in training as the others have.
+        for leaf in model.leaves():
+            leaf.grad = True
+    gathered = _gathered(model.build)
     f.pool.begin()
-    ppo.roll_out(f, phase)
+    f.pool.add(gathered, COMMUNICATION)
+
+    def over(name: str) -> None:
+        phase(name)
+        if name == "generation":
+            f.pool.add(-gathered, COMMUNICATION)
+
+    ppo.roll_out(f, over)
+
+
+def _gathered(build: Build) -> int:
+    """ZeRO-3: what is trained, and the frozen base under its adapter, is whole on every GPU while it generates.
+
+    TRL 1.12 models/utils.py unwrap_model_for_generation (``ds3_gather_for_generation``, on by default) and 0.9.6:
+    deepspeed.zero.GatheredParameters(model.parameters()), the value model's too.
+    """
+    zero = build.sharding.zero
+    if zero is None or zero.stage != 3:
+        return 0
+    return sum([r.count * rounded(size) for r in build.records if r.base or r.trainable for size in r.blocks])
 
 
 def batch_of(f: Tape, rows: int, length: int, *, padding: bool) -> Batch:
@@ -52,6 +78,8 @@ class Keeping:
         self.env = body.env
         layers = getattr(body, "layers", None)
         self.layers = layers if hasattr(layers, "keeps") else None
+        self.owed = 0
+        """Bytes of the last layer's output, where something else than this list holds it."""
         self.embed = _Held(body.embed)
         body.embed = self.embed
 
@@ -69,13 +97,18 @@ class Keeping:
             kept.append(f.new((cache_bytes(self.a, batch.rows, batch.length, out.dtype),), "uint8"))
         if self.layers is not None and hidden:
             # The last one is the normalised state: the last layer's own output is not kept.
-            self.layers.drop_last(f)
+            self.owed = self.layers.outputs.drop_last(f)
         return out, kept
+
+    def outliving(self, f: Tape, out: Tensor) -> Tensor:
+        """The last hidden states of a forward whose others outlive its backward."""
+        owed, self.owed = self.owed, 0
+        return f.record(out.detach(), _let_go, (out,), (), owed) if owed and out.node is not None else out
 
     def forget(self, f: Tape) -> None:
         """Let the hidden states go."""
         if self.layers is not None:
-            self.layers.forget(f)
+            self.layers.outputs.forget(f, f.grad_enabled and held_by_the_next(self.env.checkpointing))
         self.embed.held = None
 
     def taken(self, f: Tape) -> Callable[[], None]:
@@ -91,6 +124,12 @@ class Keeping:
             kept.forget(f)
 
         return forget
+
+
+def _let_go(f: Tape, node: Node, grad: Tensor) -> tuple[Tensor]:
+    # The norm behind has the last layer's output to itself, and its backward frees it.
+    f.pool.add(-node.meta, ACTIVATIONS)
+    return (grad,)
 
 
 class _Held:

@@ -12,6 +12,7 @@ from memlint.estimate.heads import CausalHead
 from memlint.estimate.ops.basic import cast, dropout
 from memlint.estimate.ops.fused_loss import summed
 from memlint.estimate.ops.linear import linear, to_autocast
+from memlint.estimate.outputs import held_by_the_next
 from memlint.estimate.stack import Stack
 from memlint.models.architecture import Architecture
 
@@ -35,6 +36,7 @@ class ValueHead:
         self.weight = b.parameter("v_head.summary.weight", 1, a.hidden_size, dtype="fp32", trainable=True)
         self.bias = b.parameter("v_head.summary.bias", 1, dtype="fp32", trainable=True)
         self.layers = body.layers if isinstance(getattr(body, "layers", None), Stack) else None
+        self.held = held_by_the_next(b.training.checkpointing)
         self.embed = _Held(body.embed)
         body.embed = self.embed
         if self.layers is not None:
@@ -62,7 +64,7 @@ class ValueHead:
         del whole, logits, given
         f.component = TEMPORARIES
         if self.layers is not None:
-            self.layers.forget(f)
+            self.layers.outputs.forget(f, f.grad_enabled and self.held)
         self.embed.held = None
         return values
 

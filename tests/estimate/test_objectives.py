@@ -36,7 +36,7 @@ def test_the_simulation_agrees_with_the_trainer(run: dict[str, Any]) -> None:
         assert phases["loss"] == pytest.approx(traced["loss"], rel=0.001)
 
 
-@pytest.mark.parametrize("run", [p for p in POINTS if p["precision"] == "bf16"], ids=title)
+@pytest.mark.parametrize("run", [p for p in [*POINTS, *FACTORY] if p["precision"] == "bf16" or p in FACTORY], ids=title)
 def test_one_layer_stands_for_all_equal_ones(run: dict[str, Any]) -> None:
     deep = {**run, "config": {**run["config"], "n_layer": 6, "num_hidden_layers": 6}}
     short, full = simulated(deep), simulated(deep, full=True)

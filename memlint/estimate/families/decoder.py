@@ -61,6 +61,8 @@ class DecoderModel:
         self.ppo: Any = None
         """What PPO runs beside the policy; it makes batch, forward and loss."""
         if self.objective == "ppo":
+            if type(self).forward is not DecoderModel.forward:
+                raise Unsupported(f"no memory model of PPO for `{a.model_type}` yet")
             from memlint.estimate.ppo import build_ppo
 
             self.ppo = build_ppo(job, build, env, body, (self.body, self.head), self.reference)
