@@ -22,7 +22,7 @@ from unittest import mock
 
 import torch
 
-from benchmarks.accuracy.media import Patches, fake, ids
+from benchmarks.accuracy.media import Patches, fake, ids, masked, module_of, unchecked
 from memlint.measure.trace.settings import TraceSettings
 
 build_module: Any = importlib.import_module("memlint.measure.trace.build")
@@ -34,6 +34,7 @@ OWNERS = {
     "image": "AutoModelForImageClassification",
     "pixels": "AutoModelForSemanticSegmentation",
     "written": "AutoModelForImageTextToText",
+    "pairs": "AutoModel",
 }
 SIDE, MASKED = 224, 30
 """Side of an image; frames whose features are masked."""
@@ -104,6 +105,9 @@ _SET = torch.Tensor.__setitem__
 def patches(point: dict[str, Any]) -> Patches:
     """What replaces the model's looks at data."""
     found: Patches = [(torch, "linspace", _rates)]
+    if point["config"]["model_type"] == "siglip2":
+        module = module_of("siglip2")
+        found += [*unchecked(module), (module, "create_bidirectional_mask", masked(False))]
     if point["head"] == "ctc":
         Ctc.labels = point["target_seq"]
         found += [
@@ -129,6 +133,18 @@ def inputs(point: dict[str, Any], config: Any, weights: torch.dtype) -> dict[str
         size = size if isinstance(size, (list, tuple)) else (size, size)
         dtype = torch.float32 if kind.startswith(CAST) else weights
         return {"pixel_values": torch.empty(rows, 3, *size, device="cuda", dtype=dtype), "labels": labels}
+    if kind == "siglip2":
+        given = {
+            "pixel_values": torch.empty(rows, 256, 3 * 16**2, device="cuda"),
+            "pixel_attention_mask": torch.empty(rows, 256, dtype=torch.int32, device="cuda"),
+            "spatial_shapes": ids(rows, 2),
+        }
+        pairs = point["head"] == "pairs"
+        return (
+            {**given, "input_ids": ids(rows, point["seq"]), "return_loss": True}
+            if pairs
+            else {**given, "labels": labels}
+        )
     if point["head"] == "pixels":
         labels = ids(rows, SIDE, SIDE)
     if point["head"] in ("image", "pixels"):

@@ -26,6 +26,7 @@ OBJECTIVES = {
     "image": "image-classification",
     "pixels": "token-classification",
     "written": "seq2seq-lm",
+    "pairs": "causal-lm",
     "ctc": "causal-lm",
     "audio": "sequence-classification",
 }

@@ -18,9 +18,9 @@ from memlint.estimate.families.pieces import LayerNorm
 from memlint.estimate.families.pooling_head import PoolingHead
 from memlint.estimate.families.vision_tower import Kind, Layer, Unreached, side_of
 from memlint.estimate.ops.activations import activate
-from memlint.estimate.ops.basic import add, cast, copy
-from memlint.estimate.ops.gather import index_rows
-from memlint.estimate.ops.images import requiring_grad, stacked
+from memlint.estimate.ops.basic import add, cast, copy, mul
+from memlint.estimate.ops.gather import divide, index_rows
+from memlint.estimate.ops.images import requiring_grad, stacked, sum_middle
 from memlint.estimate.ops.linear import matmul
 from memlint.estimate.stack import Stack
 from memlint.models.architecture import Architecture
@@ -73,6 +73,32 @@ class Tower:
         x = self.norm(f, x)
         env.release()
         return x
+
+
+PATCHES = 256
+"""Patches that every image is cut into (max_num_patches of Siglip2ImageProcessor); a square one fills them."""
+
+
+class Alone(Tower):
+    """The tower over square images, with an interface like the others' on their own."""
+
+    def input_shape(self, images: int) -> tuple[int, ...]:
+        """pixel_values of the micro batch."""
+        return images, PATCHES, self.values
+
+    def beside(self, f: Tape, images: int) -> tuple[Tensor, ...]:
+        """spatial_shapes and pixel_attention_mask."""
+        return f.new((images, 2), "int64", INPUTS), f.new((images, PATCHES), "int32", INPUTS)
+
+    def mean(self, f: Tape, x: Tensor, mask: Tensor) -> Tensor:
+        """The mean of the patches that the mask leaves."""
+        rows, count, _ = x.shape
+        kept = mul(f, x, Tensor((rows, count, 1), "int64", mask.storage))
+        return divide(f, sum_middle(f, kept), f.new((rows, 1), "int64"))
+
+    def __call__(self, f: Tape, pixels: Tensor, filled: int = PATCHES) -> Any:
+        """See Tower; nothing else is held."""
+        return super().__call__(f, pixels, filled), []
 
 
 TOKENS = (64, 256)

@@ -85,7 +85,13 @@ class ImageTower:
     def __init__(self, a: Architecture, b: Build, env: Env, name: str, *, pooled: bool = True) -> None:
         self.env, self.a = env, a
         self.clip = a.model_type == "clip_vision_model"
-        self.tower = Tower(a, b, env, name)
+        self.tower: Any
+        if a.model_type == "siglip2_vision_model":
+            from memlint.estimate.families import siglip2_vision
+
+            self.tower = siglip2_vision.Alone(a, b, env, name)
+        else:
+            self.tower = Tower(a, b, env, name)
         idle, b.idle = b.idle, b.idle or not pooled
         self.norm = LayerNorm(b, f"{name}.post_layernorm", a.hidden_size) if self.clip else None
         self.head = PoolingHead(a, b, f"{name}.head") if not self.clip and a.get("vision_use_head", True) else None
@@ -191,7 +197,8 @@ class Classifier:
         held = [vector, Unreached(f.nodes[mark:])]
         del f.nodes[mark:]
         kept = slice_of(f, x, (rows, count - 1, width)) if self.clip else x
-        return self.classifier(f, _mean_tokens(f, kept)), x, held
+        mean = tower.mean(f, kept, batch.beside[1]) if batch.beside else _mean_tokens(f, kept)
+        return self.classifier(f, mean), x, held
 
     def loss(self, f: Tape, output: Any, batch: Batch) -> Tensor:
         """Cross entropy over the labels."""
@@ -214,7 +221,8 @@ class VisionModel:
         self.job, self.build = job, build
         alone = a.model_type in (*FIRST, *MEAN, *vision_dino.PREFIXES, *OWN)
         self.classified = alone or job.training.objective in CLASSIFIED
-        if not alone and a.model_type not in ("clip", "siglip") and not (self.classified and a.model_type in KINDS):
+        seen = a.model_type in KINDS or a.model_type == "siglip2_vision_model"
+        if not alone and a.model_type not in ("clip", "siglip", "siglip2") and not (self.classified and seen):
             raise Unsupported(f"no memory model for `{a.model_type}` yet")
         classifier: Any = vision_dino.Classifier if a.model_type in vision_dino.PREFIXES else Classifier
         if a.model_type in OWN:
@@ -228,15 +236,18 @@ class VisionModel:
         rows = self.job.training.micro_batch_size
         tower = self.model.tower if self.classified else self.model.image
         tower = getattr(tower, "tower", tower)
-        side = getattr(self.model, "side", None) or tower.image
+        side = getattr(self.model, "side", None) or getattr(tower, "image", 0)
         dtype = self.job.training.precision.weights if getattr(self.model, "uncast", False) else "fp32"
-        pixels = f.new((rows, tower.channels, side, side), dtype, INPUTS)
+        own = getattr(tower, "input_shape", None)
+        shape: Any = own(rows) if own is not None else (rows, tower.channels, side, side)
+        pixels = f.new(shape, dtype, INPUTS)
+        beside = tower.beside(f, rows) if own is not None else ()
         if self.classified:
             shape = self.model.labels_shape(rows) if hasattr(self.model, "labels_shape") else (rows,)
             labels = f.new(shape, "int64", INPUTS)
-            return Batch(ids=labels, labels=labels, pixels=pixels)
+            return Batch(ids=labels, labels=labels, pixels=pixels, beside=beside)
         length = min(self.job.training.sequence_length, self.model.text.longest)
-        return Batch(ids=f.new((rows, length), "int64", INPUTS), labels=None, pixels=pixels)
+        return Batch(ids=f.new((rows, length), "int64", INPUTS), labels=None, pixels=pixels, beside=beside)
 
     def forward(self, f: Tape, batch: Batch) -> Any:
         """See the models."""
