@@ -91,4 +91,5 @@ def _assume(arguments: Arguments, version: tuple[int, ...]) -> None:
     if section.raw("reward_model_path") != policy:
         notes.append("the value and the reward model are taken to be as large as the policy")
     if version >= LAST:
+        arguments.draft.versions["trl"] = "1.12.0"
         notes.append("TRL has no PPO trainer since 1.13: read as 1.12")

@@ -215,6 +215,9 @@ class Ppo:
 
 def build_ppo(job: TrainingJob, build: Build, env: Env, body: Any, policy: Model, reference: Model | None) -> Any:
     """PPO as the job's framework runs it: with a value model of its own, or with a head on the policy."""
+    for model in (policy, reference):
+        if model is not None:
+            model[1].loss_kind = "standard"  # no fused or chunked loss replaces the logits of a policy that is sampled
     if job.training.value_model == "head":
         from memlint.estimate.ppo_head import HeadedPpo
 

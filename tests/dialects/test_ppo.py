@@ -85,6 +85,7 @@ def test_what_is_taken_for_granted_is_said() -> None:
     assert job(TRL, unnamed).model == "acme/tokenizer"
     assert any("sft_model_path" in text for text in job(TRL, unnamed).assumptions)
     assert any("since 1.13" in text for text in job(TRL, SCRIPT).assumptions)
+    assert job(TRL, SCRIPT).versions["trl"] == "1.12.0"
     assert not any("since 1.13" in text for text in job(TRL, SCRIPT, versions={"trl": "0.24.0"}).assumptions)
 
 

@@ -61,6 +61,11 @@ def test_more_of_anything_never_needs_less(run: dict[str, Any], more: dict[str, 
     assert highest(run, **more) >= highest(run)
 
 
+@pytest.mark.parametrize("loss", ["chunked", "fused"])
+def test_logits_are_whole_whatever_loss_is_asked_for(loss: str) -> None:
+    assert highest(OWN[0], **{"training.loss": loss}) == highest(OWN[0])
+
+
 def test_components_sum_to_the_peak() -> None:
     for run in (OWN[0], CLASSIC[0]):
         estimate = simulate(job(run))
