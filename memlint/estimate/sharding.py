@@ -136,6 +136,8 @@ class Sharding:
         if self.kind in ("zero2", "zero3", "fsdp"):
             if self.host_states:
                 return 0
+            if self.zero is not None:
+                return rounded(self.zero.part_bytes)
             return sum([s.count * rounded(self.part(s.numel) * DTYPE_BYTES[s.grad_dtype]) for s in slots])
         return sum([s.count * s.grad_bytes for s in slots])
 
@@ -192,16 +194,14 @@ class Sharding:
 
         ``count``: so many equal ones outside all layers (of an idle tower); equal layers are units of their own.
         """
-        if self.kind in ("none", "ddp", "zero1") or (self.kind == "fetched" and leaf is not None):
+        if self.kind in ("none", "ddp") or (self.kind == "fetched" and leaf is not None):
             return
         unit = self.current
         elements = prod(shape)
         times = count if unit is self.units[0] else 1
         if self.zero is not None:
             for _ in range(times):
-                self.zero.adopt(None if unit is self.units[0] else unit, elements, compute_bytes)
-            if leaf is not None:
-                leaf.sink = self.zero.take
+                self.zero.adopt(None if unit is self.units[0] else unit, elements, compute_bytes, leaf)
             return
         if self.fully is not None:
             if unit is self.units[0]:

@@ -100,10 +100,11 @@ class Stack:
             return index, made, unit
 
         # Where the whole model is one unit, all its parameters are gathered together.
-        whole = self.sharding.gathers and self.sharding.zero is None and self.sharding.wrap != "layer"
+        zero = self.sharding.zero
+        whole = zero.whole if zero is not None else self.sharding.gathers and self.sharding.wrap != "layer"
         if full or whole or build.run_all_layers:
             self.parts = [(index, Part([layer(index)], 1)) for index in range(total)]
-        elif self.sharding.zero is not None:
+        elif zero is not None:
             self._periods(build, layer)
         else:
             self._alike(build, layer)
@@ -170,8 +171,9 @@ class Stack:
         held = None
         _settle((env.state, others))
         fully = self.sharding.fully
-        if fully is not None:
-            x = fully.before_layers(f, x)
+        before_them = fully or self.sharding.zero
+        if before_them is not None:
+            x = before_them.before_layers(f, x)
         done: dict[Hashable, Block] = {}
         neighbours = self.keeps or not f.alike
         before: Part | None = None

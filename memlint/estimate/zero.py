@@ -3,8 +3,8 @@
 Source: DeepSpeed 0.19.8 runtime/zero, functions and files of which the comments name. Keys without an effect on the
 GPU's memory there: ``allgather_bucket_size`` (runtime/utils.py all_gather_dp_groups gathers into the flat parameters
 themselves, in one call or in views of them), ``allgather_partitions`` (engine.py zero_allgather_partitions, which
-nothing calls), ``round_robin_gradients`` (stage_1_and_2.py _round_robin_reorder only reorders the partitions), and
-``overlap_comm`` in stage 3 (stage3.py: another stream, no second buffer).
+nothing calls), and ``overlap_comm`` in stage 3 (stage3.py: another stream, no second buffer). ``round_robin_gradients``
+only gives the ranks other parameters (stage_1_and_2.py _round_robin_reorder), which is not followed.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from memlint.estimate.engine.tape import Leaf, Node, Tape, Tensor
 from memlint.estimate.records import Slot
 from memlint.estimate.units import Unit
 from memlint.estimate.zero_gather import Item, Limits, gathered_bytes
+from memlint.estimate.zero_partition import Parts, in_order, largest_sub_group
+from memlint.estimate.zero_reduce import Reduction, Scatter
 from memlint.job import Parallelism, TrainingJob
 from memlint.units import DTYPE_BYTES
 
@@ -47,7 +49,7 @@ class Zero:
         self.threshold = _elements(parallelism.persistence_threshold_elements, 10 * hidden, PERSISTENT_ELEMENTS)
         self.sub_group = _elements(parallelism.sub_group_elements, 0, SUB_GROUP_ELEMENTS)
         self.limits = _limits(parallelism, hidden)
-        # overlap_comm unset means true for stage 3 only (config.py overlap_comm_valid), where it makes no buffer.
+        # overlap_comm unset means true for stage 3 only (config.py overlap_comm_valid), where it makes no buffer;
         # stage_1_and_2.py: contiguous_gradients or cpu_offload.
         contiguous = parallelism.contiguous_gradients is not False or (stage < 3 and self.offloads)
         self.buffers = (2 if parallelism.overlap_comm and stage < 3 else 1) if contiguous else 0
@@ -55,49 +57,84 @@ class Zero:
         self.tied = bool(job.architecture is not None and job.architecture.tie_word_embeddings)
         # A rank alone gathers nothing: NoGatherHandle takes the partition itself, unless that rests on the host.
         self.gathers = stage == 3 and (world > 1 or parallelism.offload in ("parameters", "all"))
-        self.accumulates = job.training.gradient_accumulation_steps > 1
+        self.scatter = Scatter(world, self.capacity, buffered=contiguous)
+        self.reduction: Reduction | None = None
+        if stage < 3:
+            self.reduction = Reduction(stage, world, self.capacity, reduce)
+            self.reduction.buffers = self.buffers
+            self.reduction.overlaps = bool(parallelism.overlap_comm)
+            self.reduction.keeps_nothing = self.offloads
+            self.reduction.accumulates = job.training.gradient_accumulation_steps > 1
         self.blocks: list[tuple[Unit | None, list[Item]]] = []
         """Parameters in the order in which the model is built; None: outside all layers."""
-        self.gather_sizes = (0, 0)
+        self.trained: list[tuple[int, list[int]]] = []
+        """Elements of what trains in that order, and how often neighbours repeat."""
+        self.gather_sizes = (0, 0, 0)
+        self.entered = 0
+        """Stacks of layers whose backward is not done."""
         self.trainable = 0
         self.largest = 0
         self.part_bytes = 0
+        """Of the gradients that one rank keeps."""
+        self.size = 0
+        """Bytes of a gradient's element."""
+        self.sub_group_part = 0
         self.buffer: Tensor | None = None
         """Gathered parameters."""
-        self.bucket: Tensor | None = None
-        self.partition: Tensor | None = None
-        self.held: Tensor | None = None
-        """A gradient larger than the bucket, reduced as it is once the next one comes."""
-        self.filled = 0
+        self.shared: Leaf | None = None
+        """The embedding that is the head as well: its gradient is complete when both have given theirs."""
+        self.partial: tuple[Tensor, Unit | None] | None = None
+        self.summed = False
 
     def persists(self, elements: int) -> bool:
         """Whether a parameter stays whole on every rank (partition_parameters.py, ds_persist)."""
         return self.stage == 3 and elements <= self.threshold
 
-    def adopt(self, unit: Unit | None, elements: int, size: int) -> None:
-        """Note a parameter of ``size`` bytes under construction; ``unit`` is its layer."""
+    @property
+    def whole(self) -> bool:
+        """Whether every layer must be run."""
+        return self.scatter.whole if self.reduction is None else self.reduction.whole
+
+    def adopt(self, unit: Unit | None, elements: int, size: int, leaf: Leaf | None = None) -> None:
+        """Note a parameter of ``size`` bytes under construction; ``unit``: its layer; ``leaf``: takes its gradient."""
         if self.gathers and not self.persists(elements):
             if unit is None or not self.blocks or self.blocks[-1][0] is not unit:
                 self.blocks.append((unit, []))
             self.blocks[-1][1].append((min(elements, size), size))
+        if leaf is None:
+            return
+        count = unit.count if unit is not None else 1
+        if not self.trained or self.trained[-1][0] != count:
+            self.trained.append((count, []))
+        place = sum([times * sum(period) for times, period in self.trained[:-1]]) + sum(self.trained[-1][1])
+        self.trained[-1][1].append(elements)
+        if leaf.sink is not None:
+            return
+        leaf.sink = _Sink(self, unit).take
+        if self.tied and unit is None and self.shared is None:
+            self.shared = leaf
+        if self.reduction is not None:
+            self.reduction.watch(leaf, unit, place, elements)
+        else:
+            self.scatter.watch(unit, elements)
 
     def settle(self, slots: Sequence[Slot]) -> None:
         """The model is built: note what is trained and how much is gathered at a time."""
-        self.trainable = sum([slot.numel * slot.count for slot in slots])
-        self.largest = max([0, *[slot.numel for slot in slots]])
-        self.part_bytes = sum([s.count * rounded(-(-s.numel // self.world) * DTYPE_BYTES[s.grad_dtype]) for s in slots])
+        sizes = in_order(self.trained, slots)
+        self.trainable = sum(sizes)
+        self.largest = max([0, *sizes])
+        self.size = DTYPE_BYTES[slots[0].grad_dtype] if slots else 0
+        self.scatter.size, self.scatter.total = DTYPE_BYTES[self.reduce], self.trainable
+        if self.reduction is not None:
+            parts = self.reduction.parts = Parts(sizes, self.world)
+            self.reduction.size = self.size
+            self.part_bytes = parts.largest * self.size
+        else:
+            self.part_bytes = self.size * sum([-(-elements // self.world) for elements in sizes])
+            self.sub_group_part = largest_sub_group(sizes, self.sub_group, self.world)
         if self.gathers:
             blocks = tuple([(tuple(items), unit.count if unit else 1, unit is not None) for unit, items in self.blocks])
             self.gather_sizes = gathered_bytes(blocks, self.limits, recompute=self.recompute, tied=self.tied)
-
-    @property
-    def copied(self) -> int:
-        """Elements that a full bucket copies to reduce them.
-
-        Stages 1 and 2: allreduce_bucket flattens the slices of a bucket that belong to several ranks; stage 3:
-        coalesced_collectives.py reduce_scatter_coalesced interleaves the ranks' shares.
-        """
-        return min(self.capacity, self.trainable) if self.world > 1 or self.stage == 3 else 0
 
     def static_bytes(self) -> int:
         """What lives through the whole step.
@@ -113,11 +150,30 @@ class Zero:
     def begin(self, f: Tape) -> None:
         """The forward begins."""
         self._gather(f, self.gather_sizes[0])
+        if self.reduction is not None:
+            self.reduction.begin(f)
 
     def _gather(self, f: Tape, size: int) -> None:
         self.buffer = None
         if size:
             self.buffer = f.new((size,), "uint8", COMMUNICATION)
+
+    def before_layers(self, f: Tape, x: Tensor) -> Tensor:
+        """Hook what the layers are given, to know when the backward is done with them."""
+        if self.world == 1 or not f.needs(x):
+            return x
+        self.entered += 1
+        return f.record(Tensor(x.shape, x.dtype, x.storage), _left, (x,), (), self)
+
+    def left(self, f: Tape) -> None:
+        """The backward is done with these layers."""
+        self.entered -= 1
+        if self.entered:
+            return
+        if self.reduction is not None:
+            self.reduction.left(f)
+        elif self.gather_sizes[2] < self.gather_sizes[1]:
+            self._gather(f, self.gather_sizes[2])
 
     def after_layers(self, f: Tape, x: Tensor) -> Tensor:
         """Hook what the layers hand to the head, to know when the backward comes back from there."""
@@ -126,82 +182,60 @@ class Zero:
 
     def turned(self, f: Tape) -> None:
         """The head's backward is done."""
-        self._reducing(f)
+        if self.reduction is not None:
+            self.reduction.turned(f)
         if self.gather_sizes[1] < self.gather_sizes[0]:
             self._gather(f, self.gather_sizes[1])
 
-    def _reducing(self, f: Tape) -> None:
-        """stage_1_and_2.py setup_buckets, at the first gradient of each backward: whole buckets, whatever trains; and
-        copy_grads_in_partition, at the first that is reduced.
-        """
-        if self.stage == 3 or self.bucket is not None or f.pool.repeat is not None:
-            return
-        # Without buffers the gradients that wait for a reduction take as much.
-        elements = self.buffers * self.capacity or min(self.capacity, self.trainable)
-        self.bucket = f.new((elements,), self.reduce, COMMUNICATION)
-        if self.stage == 2 and not self.offloads:
-            self.partition = f.new((self.part_bytes,), "uint8", GRADIENTS)
+    def take(self, f: Tape, leaf: Leaf, grad: Tensor, unit: Unit | None) -> None:
+        """A use of a parameter has given its gradient."""
+        if self.offloads:
+            # Gradients are measured before they leave (set_norm_for_param_grad_in_gpu).
+            elements, most = prod(leaf.shape), -(-self.trainable // self.world)
+            part = min(elements, most) if self.stage < 3 else min(-(-elements // self.world), NORM_PART)
+            f.pool.touch(NORM_BYTES * part, COMMUNICATION)
+        if leaf is self.shared:
+            self._add_up(f, grad, unit)
+        elif self.reduction is not None:
+            self.reduction.take(f, leaf, grad, unit)
+        else:
+            self.scatter.take(f, leaf, grad, unit)
 
-    def take(self, f: Tape, leaf: Leaf, grad: Tensor) -> None:
-        """reduce_independent_p_g_buckets_and_remove_grads: a gradient goes into the bucket."""
-        self._reducing(f)
-        elements = prod(leaf.shape)
-        self._norm_on_the_way(f, elements)
-        if elements > self.capacity:
-            self.held = grad
+    def _add_up(self, f: Tape, grad: Tensor, unit: Unit | None) -> None:
+        """input_buffer.cpp sums up all uses of a parameter; the head's, a transposed view, is not added to in place."""
+        if self.partial is None:
             if grad.storage is not None:
                 grad.storage.relabel(GRADIENTS)
-                f.pool.hand_over(grad.storage)
-            return
-        self.held = None
-        self.filled += elements
-        # Among equal layers, of which one is run for all, a bucket smaller than the model may be full at any of them.
-        if self.filled > self.capacity or (f.pool.repeat is not None and self.capacity < self.trainable):
-            self.filled = elements
-            f.pool.touch(self.copied * DTYPE_BYTES[self.reduce], COMMUNICATION)
-
-    def _norm_on_the_way(self, f: Tape, elements: int) -> None:
-        """set_norm_for_param_grad_in_gpu: with the optimizer on the host, gradients are measured before they leave."""
-        if self.offloads:
-            share = -(-elements // self.world)
-            part = min(share, NORM_PART) if self.stage == 3 else min(elements, -(-self.trainable // self.world))
-            f.pool.touch(NORM_BYTES * part, COMMUNICATION)
+            self.partial = grad, unit
+        elif not self.summed:
+            self.partial = f.new(grad.shape, grad.dtype, GRADIENTS), unit
+            self.summed = True
 
     def finish(self, f: Tape, leaves: Sequence[Leaf], resting: int) -> None:
-        """The epilogue of the backward; ``resting``: bytes of gradients that were there before it.
-
-        Buckets and gathered parameters go; stage 1 reduces here (reduce_gradients) and keeps its partition only.
-        """
-        if self.stage == 1:
-            size = DTYPE_BYTES[self.reduce]
-            part = 0 if self.offloads else self.part_bytes
-            f.pool.touch(part + max(0, self.copied - min(self.capacity, self.trainable)) * size, COMMUNICATION)
-            for leaf in leaves:
-                leaf.grad = None
-            f.pool.add(part - resting, GRADIENTS)
-        else:
-            self.held = None
-            f.pool.touch(self.copied * DTYPE_BYTES[self.reduce], COMMUNICATION)
-        if self.partition is not None and not self.accumulates:
-            f.kept.append(self.partition)
-        self.held = self.bucket = self.buffer = self.partition = None
-        self.filled = 0
+        """The epilogue of the backward; ``resting``: bytes of gradients that were there before it."""
+        if self.partial is not None and self.shared is not None:
+            (grad, unit), leaf = self.partial, self.shared
+            self.partial = self.shared = None
+            self.take(f, leaf, grad, unit)
+            del grad
+        if self.reduction is not None:
+            self.reduction.finish(f, leaves, resting)
+        elif self.scatter.members:
+            self.scatter.reduce(f)
+        self.buffer = None
 
     def norm(self, pool: Pool) -> None:
         """get_grad_norm_direct, before every step: this rank's largest gradient in fp64."""
-        if self.trainable and not self.offloads:
-            share = -(-self.largest // self.world)
-            part = -(-self.trainable // self.world)
-            pool.touch(NORM_BYTES * (share if self.stage == 3 else min(self.largest, part)), TEMPORARIES)
+        if self.reduction is not None and not self.offloads:
+            pool.touch(self.reduction.parts.norm_bytes(self.size, NORM_BYTES) - self.part_bytes, TEMPORARIES)
+        elif self.trainable and not self.offloads:
+            pool.touch(NORM_BYTES * -(-self.largest // self.world), TEMPORARIES)
 
     def updated(self, slots: Sequence[Slot]) -> list[Slot]:
-        """What one call of the optimizer updates: this rank's partition, or in stage 3 one sub group of it, which
-        closes with the parameter that fills it (_create_fp16_sub_groups).
-        """
+        """What one call of the optimizer updates: this rank's partition, or in stage 3 one sub group of it."""
         if self.stage < 3:
             return list(slots)
-        most = max(self.sub_group, -(-self.largest // self.world))
-        return [Slot((min(most, s.numel),), s.dtype, s.grad_dtype, 1, matrix=False) for s in slots]
+        return [Slot((min(self.sub_group_part, s.numel),), s.dtype, s.grad_dtype, 1, matrix=False) for s in slots]
 
     def step(self, pool: Pool, slots: Sequence[Slot], temporary: int, *, master: bool) -> None:
         """step(): gradients flattened, then in the masters' dtype, then the optimizer with its ``temporary`` bytes.
@@ -211,16 +245,33 @@ class Zero:
         """
         if self.offloads or not self.trainable:
             return
-        part = -(-self.trainable // self.world)
         elements = sum([slot.numel for slot in self.updated(slots)])
-        flat = rounded(elements * (self.part_bytes // part))
-        size = DTYPE_BYTES["fp32"] if master else self.part_bytes // part
-        converted = rounded(elements * size) if size != self.part_bytes // part else 0
+        flat = rounded(elements * self.size)
+        size = DTYPE_BYTES["fp32"] if master else self.size
+        converted = rounded(elements * size) if size != self.size else 0
         pool.touch(flat + converted, TEMPORARIES)
-        freed = self.part_bytes if self.stage < 3 else 0
+        freed = rounded(self.part_bytes) if self.stage < 3 else 0
         pool.add(-freed, GRADIENTS)
         pool.touch((converted or flat) + temporary, TEMPORARIES)
         pool.add(freed, GRADIENTS)
+
+
+def _left(f: Tape, node: Node, grad: Tensor) -> tuple[Tensor]:
+    node.meta.left(f)
+    return (grad,)
+
+
+class _Sink:
+    """Takes a parameter's gradient; knows its layer."""
+
+    __slots__ = ("unit", "zero")
+
+    def __init__(self, zero: Zero, unit: Unit | None) -> None:
+        self.zero = zero
+        self.unit = unit
+
+    def take(self, f: Tape, leaf: Leaf, grad: Tensor) -> None:
+        self.zero.take(f, leaf, grad, self.unit)
 
 
 def _turned(f: Tape, node: Node, grad: Tensor) -> tuple[Tensor]:

@@ -26,6 +26,8 @@ MOST_LAYERS = 512
 
 Item = tuple[int, int]
 """Elements and bytes of one parameter."""
+Sizes = tuple[int, int, int]
+"""Bytes that are gathered in three parts of a step."""
 Block = tuple[tuple[Item, ...], int, bool]
 """Parameters that are used together, how often that repeats, and whether they are a layer (which may be run again)."""
 
@@ -40,8 +42,8 @@ class Limits:
 
 
 @lru_cache(maxsize=256)
-def gathered_bytes(blocks: tuple[Block, ...], limits: Limits, *, recompute: bool, tied: bool) -> tuple[int, int]:
-    """Return the most bytes gathered up to the backward of the output head, and after it.
+def gathered_bytes(blocks: tuple[Block, ...], limits: Limits, *, recompute: bool, tied: bool) -> Sizes:
+    """Return the most bytes gathered up to the backward of the output head, after it, and after the layers' backward.
 
     ``blocks``: the model's parameters in the order of its forward. ``tied``: the first parameter is used once more as
     the head. ``recompute``: the forward of each layer runs again before its backward.
@@ -53,15 +55,17 @@ def gathered_bytes(blocks: tuple[Block, ...], limits: Limits, *, recompute: bool
             order.append((list(range(len(items), len(items) + len(members))), is_layer))
             items += members
     if not items:
-        return 0, 0
+        return 0, 0, 0
     forward = [place for places, _ in order for place in places] + ([0] if tied else [])
     backward = [0] if tied else []
-    turn = 0
+    turn = end = 0
     for places, is_layer in reversed(order):
         if is_layer and not turn:
             turn = len(forward) + len(backward)
         backward += (places if recompute and is_layer else []) + places[::-1]
-    return _run(items, forward + backward, limits, turn or len(forward))
+        if is_layer:
+            end = len(forward) + len(backward)
+    return _run(items, forward + backward, limits, turn or len(forward), end or len(forward))
 
 
 def _within_reach(blocks: Sequence[Block], limits: Limits) -> Iterator[Block]:
@@ -72,8 +76,8 @@ def _within_reach(blocks: Sequence[Block], limits: Limits) -> Iterator[Block]:
         yield members, min(repeats, MOST_LAYERS, max(3, reach // max(1, size) + 2)), is_layer
 
 
-def _run(items: list[Item], trace: list[int], limits: Limits, turn: int) -> tuple[int, int]:
-    """The highest bytes before step ``turn`` of the trace and from it on."""
+def _run(items: list[Item], trace: list[int], limits: Limits, turn: int, end: int) -> Sizes:
+    """The highest bytes before step ``turn`` of the trace, from it on, and from step ``end`` on."""
     passed = [0]
     for place in trace:
         passed.append(passed[-1] + items[place][0])
@@ -88,7 +92,7 @@ def _run(items: list[Item], trace: list[int], limits: Limits, turn: int) -> tupl
     arriving: dict[int, tuple[int, list[int]]] = {}
     """Parameter -> bytes and members of the collective that brings it and has not been waited for."""
     live = size = queue = 0
-    peaks = [0, 0]
+    peaks = [0, 0, 0]
     for step, place in enumerate(trace):
         elements, weight = items[place]
         if place not in available:
@@ -98,7 +102,7 @@ def _run(items: list[Item], trace: list[int], limits: Limits, turn: int) -> tupl
         copied, members = arriving.get(place, (0, []))
         for member in members:
             del arriving[member]
-        half = int(step >= turn)
+        half = int(step >= turn) + int(step >= end)
         # AllGatherCoalescedHandle.wait: the flat output is copied out into all its parameters before it is freed.
         peaks[half] = max(peaks[half], size + (copied if len(members) > 1 else 0))
         queue = max(queue, step + 1)
@@ -125,4 +129,4 @@ def _run(items: list[Item], trace: list[int], limits: Limits, turn: int) -> tupl
             available.discard(place)
             live -= elements
             size -= weight
-    return peaks[0], peaks[1]
+    return peaks[0], peaks[1], peaks[2]

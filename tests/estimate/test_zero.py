@@ -40,10 +40,21 @@ def communication(result: Any, phase: str) -> int:
 class TestReduceBucket:
     @pytest.mark.parametrize("stage", [1, 2])
     def test_below_stage_3_it_is_there_in_the_backward_only(self, stage: int) -> None:
-        small, large = (step(stage, reduce_bucket_elements=size) for size in (MILLION, 5 * MILLION))
+        small, large = (step(stage, reduce_bucket_elements=size) for size in (60 * MILLION, 70 * MILLION))
         assert phases(large)["forward"] == phases(small)["forward"]
         assert phases(large)["optimizer"] == phases(small)["optimizer"]
-        assert phases(large)["backward"] - phases(small)["backward"] >= 2 * 4 * MILLION
+        assert phases(large)["backward"] - phases(small)["backward"] == pytest.approx(2 * 10 * MILLION, abs=1024)
+
+    def test_in_stage_1_it_stays_from_one_micro_batch_to_the_last(self) -> None:
+        accumulated: dict[str, Any] = {"training.gradient_accumulation_steps": 2}
+        for overlap, buffers in ((False, 1), (True, 2)):
+            result = step(1, overlap_comm=overlap, **accumulated)
+            assert communication(result, "forward") == pytest.approx(buffers * 2 * MILLION, abs=1024)
+        assert communication(step(2, **accumulated), "forward") == 0
+
+    def test_in_stage_1_a_bucket_empties_the_gradients_before_a_rank_makes_room_for_its_own(self) -> None:
+        small, large = (step(1, reduce_bucket_elements=size) for size in (MILLION, 5 * MILLION))
+        assert phases(large)["backward"] < phases(small)["backward"]
 
     def test_in_stage_3_it_is_there_through_the_whole_step(self) -> None:
         small, large = (step(3, reduce_bucket_elements=size) for size in (MILLION, 5 * MILLION))
@@ -67,12 +78,20 @@ class TestReduceBucket:
     def test_one_layer_stands_for_all_wherever_the_bucket_is_full(self, stage: int, elements: int) -> None:
         fields = {"parallelism.strategy": f"zero{stage}", "training.precision": HALF, "training.sequence_length": 64}
         made = job({**fields, **SIZES, "parallelism.reduce_bucket_elements": elements}, **LARGE)
-        quick, whole = (run_step(made, None, world=8, full=full) for full in (False, True))
-        assert quick.timeline == whole.timeline
+        quick, whole = (phases(run_step(made, None, world=8, full=full)) for full in (False, True))
+        if (stage, elements) == (2, 5 * MILLION):
+            # The one bucket that belongs to two ranks may come at any layer: the first of them counts.
+            assert whole["backward"] <= quick["backward"] <= whole["backward"] + 2 * elements
+            del quick["backward"], whole["backward"]
+        assert quick == whole
 
-    def test_gradients_that_wait_take_its_place_without_it(self) -> None:
-        with_it, without = (step(2, contiguous_gradients=on) for on in (True, False))
-        assert communication(without, "backward") == communication(with_it, "backward")
+    @pytest.mark.parametrize("stage", [1, 2])
+    def test_without_it_gradients_stay_with_their_parameters(self, stage: int) -> None:
+        whole = step(stage, world=1, reduce_bucket_elements=70 * MILLION)
+        without = step(stage, world=1, reduce_bucket_elements=70 * MILLION, contiguous_gradients=False)
+        assert phases(without)["backward"] < phases(whole)["backward"]
+        last = next(p for p in without.timeline if p.phase == "backward")
+        assert last.components["gradients"] == pytest.approx(last.components["parameters"], rel=0.05)
 
 
 class TestGathering:
@@ -111,7 +130,7 @@ class TestGathering:
 
     def test_without_ahead_and_reuse_one_parameter_is_there_at_a_time(self) -> None:
         blocks: tuple[Block, ...] = ((((1000, 2000),), 1, False), (((100, 200), (300, 600)), 5, True))
-        assert gathered_bytes(blocks, Limits(0, 0, 0), recompute=True, tied=False) == (2000, 2000)
+        assert gathered_bytes(blocks, Limits(0, 0, 0), recompute=True, tied=False) == (2000, 2000, 2000)
 
 
 class TestStep:

@@ -1,0 +1,93 @@
+"""ZeRO beside DeepSpeed's own engine: every phase's peak of every committed point, and some points run anew."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from benchmarks.zero.compare import compared, kept, predicted
+from benchmarks.zero.points import points
+
+BOUND = 0.001
+ROWS = kept()
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+RUN_ANEW = ("zero1 x4 a2 overlap", "zero2 x4 a1 small", "zero3 x1 a1 small")
+
+
+WIDER = {
+    # Many thin layers, gathered ahead: the order in which their small parameters are fetched is not the registered one.
+    "zero3 x4 a1 deep": 0.012,
+    "zero3 x4 a1 deep small": 0.012,
+    "zero3 x4 a1 deep none": 0.012,
+    # At the end of the backward, where three of the shared embedding's gradients are counted.
+    "zero3 x4 a1 tied": 0.004,
+    # Adapters that stay whole on every rank, of which the step takes a few tens of KB more, and the backward less.
+    "zero3 x1 a1 lora": 0.0025,
+    "zero3 x4 a1 lora": 0.015,
+    "zero3 x1 a2 lora accumulation 2": 0.0025,
+    "zero3 x4 a2 lora accumulation 2": 0.01,
+}
+"""What is not within the bound, and what is known of it."""
+SIZES = {"bf16": 2, "fp16": 2, "fp32": 4}
+
+
+@pytest.mark.parametrize("row", ROWS, ids=[row["name"] for row in ROWS])
+def test_every_phase_peaks_where_the_engine_does(row: dict[str, Any]) -> None:
+    bound = WIDER.get(row["name"], BOUND)
+    assert {phase: error for phase, error in _above_a_bucket(row).items() if not -bound <= error <= bound} == {}
+
+
+def test_all_but_the_backwards_where_one_layer_stands_for_several_are_within_the_bound() -> None:
+    """A bucket may be full in any of them: the copy is counted whole, beside all that is gathered."""
+    beyond = [(row["name"], phase) for row in ROWS for phase, error in compared(row).items() if abs(error) > BOUND]
+    assert {phase for name, phase in beyond if name not in WIDER} <= {"backward"}
+    assert not [name for name, _ in beyond if name.startswith("zero1")]
+    assert len({name for name, _ in beyond}) <= 0.25 * len(ROWS)
+
+
+def _above_a_bucket(row: dict[str, Any]) -> dict[str, float]:
+    """The errors, less what the copy of one bucket may be too much in a backward of stages 2 and 3."""
+    errors, spec = compared(row), row["spec"]
+    bucket = spec["zero"]["reduce_bucket_size"] * SIZES[spec["precision"]]
+    allowed = bucket / row["peaks"]["backward"] if spec["zero"]["stage"] > 1 else 0.0
+    if errors["backward"] > 0:
+        errors["backward"] = max(0.0, errors["backward"] - allowed)
+    return errors
+
+
+def test_a_point_is_committed_as_it_is_defined() -> None:
+    defined = dict(points())
+    assert {row["name"]: row["spec"] for row in ROWS} == {row["name"]: defined[row["name"]] for row in ROWS}
+    assert len(ROWS) >= 150
+
+
+def test_all_stages_and_versions_are_known() -> None:
+    assert {row["spec"]["zero"]["stage"] for row in ROWS} == {1, 2, 3}
+    assert {row["versions"]["deepspeed"] for row in ROWS} == {"0.19.8"}
+
+
+@pytest.mark.parametrize("name", ["zero1 x4 a1 deep", "zero2 x1 a1 deep", "zero3 x4 a1 deep small"])
+def test_one_layer_stands_for_all(name: str) -> None:
+    spec = dict(points())[name]
+    assert predicted(spec) == predicted(spec, full=True)
+
+
+@pytest.mark.parametrize("name", RUN_ANEW)
+def test_the_engine_gives_the_committed_peaks_again(name: str, tmp_path: os.PathLike[str]) -> None:
+    for package in ("deepspeed", "torch", "transformers"):
+        if importlib.util.find_spec(package) is None:
+            pytest.skip(f"{package} is not installed: pip install deepspeed beside the measure extra")
+    output = os.path.join(tmp_path, "points.jsonl")
+    command = [sys.executable, "-m", "benchmarks.zero", "--only", name, "--exact", "--output", output]
+    subprocess.run(command, check=True, cwd=ROOT, capture_output=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    [again] = kept(output)
+    [before] = [row for row in ROWS if row["name"] == name]
+    if again["versions"] != before["versions"]:
+        pytest.skip(f"the points are of {json.dumps(before['versions'])}")
+    assert again["peaks"] == before["peaks"]
