@@ -53,7 +53,7 @@ FAMILIES: dict[str, tuple[str, ...]] = {
         "vision-encoder-decoder "
         "blenderbot-small whisper plbart mvp t5gemma"
     ),
-    "speech": _names("wav2vec2 hubert audio-spectrogram-transformer"),
+    "speech": _names("wav2vec2 hubert audio-spectrogram-transformer data2vec-audio"),
     "vision": _names(
         "vit clip clip_text_model clip_vision_model siglip siglip_text_model siglip_vision_model siglip2 "
         "siglip2_vision_model siglip2_text_model dinov2 deit beit vit_mae videomae dinov2_with_registers "

@@ -1,7 +1,7 @@
-"""wav2vec 2.0 and HuBERT: convolutions over the waveform, a transformer over their frames, CTC or a classifier.
+"""wav2vec 2.0, HuBERT, data2vec: convolutions over the waveform, a transformer over their frames, CTC or a classifier.
 
 ``sequence_length`` counts frames, one for each 320 samples (20 ms at 16 kHz). Layers that LayerDrop may leave out all
-run. Sources: transformers 5.24 models/{wav2vec2,hubert}/modeling_*.py.
+run. Sources: transformers 5.24 models/{wav2vec2,hubert,data2vec}/modeling_*.py.
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ from memlint.estimate.env import Batch, Env
 from memlint.estimate.errors import Unsupported
 from memlint.estimate.families.encoder_heads import labels_of
 from memlint.estimate.families.pieces import LayerNorm, attend, heads_of
+from memlint.estimate.families.speech_positions import DATA2VEC, Positions, SeveralPositions
 from memlint.estimate.ops.activations import activate
-from memlint.estimate.ops.basic import add, cast, dropout, slice_of
-from memlint.estimate.ops.convolutions import group_norm, mean_over, weight_norm
+from memlint.estimate.ops.basic import add, cast, dropout
+from memlint.estimate.ops.convolutions import group_norm, mean_over
 from memlint.estimate.ops.ctc import ctc_loss
 from memlint.estimate.ops.images import convolution, requiring_grad
 from memlint.estimate.ops.loss import cross_entropy
@@ -42,7 +43,7 @@ class Convolution:
         self.act = str(a.get("feat_extract_activation", "gelu"))
         self.weight = b.parameter(f"{name}.conv.weight", self.channels, inputs, kernel)
         self.bias = b.parameter(f"{name}.conv.bias", self.channels) if a.get("conv_bias", False) else None
-        self.grouped = a.get("feat_extract_norm", "group") == "group"
+        self.grouped = a.model_type != DATA2VEC and a.get("feat_extract_norm", "group") == "group"
         self.norm: Any = None
         if index == 0 or not self.grouped:
             self.norm = LayerNorm(b, f"{name}.layer_norm", self.channels)
@@ -57,31 +58,6 @@ class Convolution:
         elif self.norm is not None:
             x = self.norm(f, x.view(shape[0], length, self.channels)).view(*shape)
         return activate(f, x, self.act)
-
-
-class Positions:
-    """Wav2Vec2PositionalConvEmbedding: a convolution over neighbours whose weight is normed anew in each forward."""
-
-    def __init__(self, a: Architecture, b: Build, name: str) -> None:
-        h, kernel = a.hidden_size, int(a.get("num_conv_pos_embeddings"))
-        if a.get("conv_pos_batch_norm", False):
-            raise Unsupported("no memory model for a batch norm before the convolution of positions yet")
-        self.act = str(a.get("feat_extract_activation", "gelu"))
-        self.cut = kernel % 2 == 0
-        self.bias = b.parameter(f"{name}.conv.bias", h)
-        at = f"{name}.conv.parametrizations.weight"
-        self.length = b.parameter(f"{at}.original0", 1, 1, kernel)
-        self.direction = b.parameter(f"{at}.original1", h, h // int(a.get("num_conv_pos_embedding_groups")), kernel)
-
-    def __call__(self, f: Tape, x: Tensor) -> Tensor:
-        """x [B, L, H] -> [B, L, H]."""
-        rows, length, h = x.shape
-        weight = weight_norm(f, self.direction, self.length)
-        x = convolution(f, x.view(rows, h, length), weight, self.bias, (rows, h, length + self.cut))
-        del weight
-        if self.cut:
-            x = slice_of(f, x, (rows, h, length))
-        return activate(f, x, self.act).view(rows, length, h)
 
 
 class Layer:
@@ -145,7 +121,7 @@ class Body:
     """Wav2Vec2Model and HubertModel: waveform [B, N] -> frames [B, L, H]."""
 
     def __init__(self, a: Architecture, b: Build, env: Env) -> None:
-        name, h = a.model_type, a.hidden_size
+        name, h = a.model_type.replace("-", "_"), a.hidden_size
         self.a, self.env = a, env
         layers = int(a.get("num_feat_extract_layers", len(STRIDES)))
         channels = int(a.get("conv_dim", CHANNELS)[-1])
@@ -160,14 +136,15 @@ class Body:
         self.feature_norm = LayerNorm(b, f"{name}.feature_projection.layer_norm", channels) if normed else None
         self.project = b.linear(f"{name}.feature_projection.projection", channels, h, True)
         self.feature_dropout = float(a.get("feat_proj_dropout", 0.0))
-        self.keeps = name == "wav2vec2"
+        self.keeps = name != "hubert"
         """The outputs hold the features, normed."""
         at = f"{name}.encoder"
         self.stable = bool(a.get("do_stable_layer_norm", False))
         self.dropout = float(a.get("hidden_dropout", 0.0))
         self.first: Tensor | None = None
         """What went into the first layer, where the outputs hold it."""
-        self.positions = Positions(a, b, f"{at}.pos_conv_embed")
+        kind: Any = SeveralPositions if a.model_type == DATA2VEC else Positions
+        self.positions = kind(a, b, f"{at}.pos_conv_embed")
         self.norm = LayerNorm(b, f"{at}.layer_norm", h)
         make = lambda build, _, i: Layer(a, build, f"{at}.layers.{i}", env, stable=self.stable)  # noqa: E731
         self.layers = Stack(b, ["layer"] * a.num_hidden_layers, make)
@@ -245,7 +222,7 @@ class SpeechModel:
     def __init__(self, job: TrainingJob, build: Build, env: Env) -> None:
         a = job.architecture
         assert a is not None
-        if a.model_type not in ("wav2vec2", "hubert"):
+        if a.model_type not in ("wav2vec2", "hubert", DATA2VEC):
             raise Unsupported(f"no memory model for `{a.model_type}` yet")
         if job.training.objective not in ("causal-lm", *CLASSES):
             raise Unsupported(f"no memory model for the objective `{job.training.objective}` on `{a.model_type}` yet")
@@ -253,7 +230,7 @@ class SpeechModel:
         self.classified = job.training.objective in CLASSES
         self.body = Body(a, build, env)
         # Wav2Vec2ForSequenceClassification has every layer's output made (filter_output_hidden_states).
-        self.body.layers.keeps = self.classified and a.model_type == "wav2vec2"
+        self.body.layers.keeps = self.classified and a.model_type != "hubert"
         self.dropout = float(a.get("final_dropout", 0.0))
         self.head: Any
         if self.classified:
