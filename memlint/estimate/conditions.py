@@ -4,21 +4,26 @@ from __future__ import annotations
 
 from typing import Hashable
 
+from memlint.estimate.engine.pool import ACTIVATIONS, TEMPORARIES
 from memlint.estimate.engine.tape import Node, Tape, Tensor
 from memlint.estimate.env import Env
 from memlint.job import TrainingJob
 
 
-def condition(f: Tape, env: Env, x: Tensor, held: Tensor | None) -> Hashable:
+def condition(env: Env, x: Tensor, held: Tensor | None, *, loose: bool) -> Hashable:
     """What a layer finds when it begins: in equal conditions equal layers do the same."""
-    storage = x.storage
+    storage, label = x.storage, None if x.storage is None else x.storage.component
+    if loose and label == ACTIVATIONS:
+        # Its stand-in has no such label yet.
+        label = TEMPORARIES
     return (
         x.node is None,
         x.dtype,
         x.shape,
-        None if storage is None else (storage.size, storage.component),
+        None if storage is None else (storage.size, label),
         None if held is None else (held.dtype, held.shape),
-        tuple(env.state),
+        # Router logits are kept by some layers and asked for by none.
+        tuple([name for name in env.state if name != "router"]),
     )
 
 

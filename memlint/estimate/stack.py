@@ -184,7 +184,7 @@ class Stack:
             if part.anew is not None and part.count > 1:
                 near = (before, first if loose else None) if neighbours else None
                 beside = None if f.alike else (first in self.taps, first - 1 in self.taps)
-                like = part, condition(f, env, x, held), near, beside
+                like = part, condition(env, x, held, loose=loose and not neighbours), near, beside
             if like in done and loose:
                 given_away = [x]
                 del x

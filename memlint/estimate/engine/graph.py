@@ -100,6 +100,7 @@ class Block:
         "input_label",
         "later",
         "made",
+        "moved",
         "nodes",
         "out",
         "passing",
@@ -126,8 +127,8 @@ class Block:
         self.given: list[tuple[int, Storage]] = []
         """What the nodes save of tensors from before the block: each goes during the last of the equal blocks, where
         the run backward has its mark."""
-        self.entry = 0
-        """Mark of the stand-in for the block's input."""
+        self.entry = self.moved = 0
+        """Marks of the end of the stand-in for the block's input, and of its new label."""
         self.steady = True
         """Other blocks may be counted like it."""
         self.input_label = 0

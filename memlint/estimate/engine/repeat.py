@@ -17,7 +17,7 @@ from weakref import ref
 
 from memlint.estimate.engine.change import Repeat, Shifts
 from memlint.estimate.engine.graph import Block, Node, Passing, Tensor, Visit
-from memlint.estimate.engine.pool import TEMPORARIES, Entry, Pool, Storage
+from memlint.estimate.engine.pool import ACTIVATIONS, TEMPORARIES, Entry, Pool, Storage
 
 if TYPE_CHECKING:
     from memlint.estimate.engine.tape import Tape
@@ -32,11 +32,11 @@ class Opened:
         self.source = Tensor(x.shape, x.dtype, None, x.node)
         storage = x.storage
         self.own: Storage | None = None
-        self.mark = 0
+        self.mark = self.moved = 0
         if loose and storage is not None:
             self.own = storage
             storage = stand_in = Entry(storage)
-            self.mark, self.stand_in = stand_in.mark, ref(stand_in)
+            self.mark, self.moved, self.stand_in = stand_in.mark, stand_in.moved, ref(stand_in)
         self.made = Repeat()
         self.made.input = id(storage)
         self._entry: Tensor | None = Tensor(x.shape, x.dtype, storage, self.gate)
@@ -62,7 +62,8 @@ class Opened:
                 pool.hand_over(tensor.storage)
         block = Block(pool.leave(self.outside), self.made, self.gate, out.node)
         block.host_bytes = (tape.host_bytes - self.host_bytes, 0)
-        block.nodes, block.given, block.passing, block.entry = nodes, given, passing, self.mark
+        block.nodes, block.given, block.passing = nodes, given, passing
+        block.entry, block.moved = self.mark, self.moved
         if nodes:
             block.held = [*shared]
         if out.storage is not None:
@@ -83,11 +84,9 @@ class Opened:
         assert own is not None
         entry = self.stand_in()
         size, component = own.size, own.component
-        before[component] -= size
         held = getrefcount(own) > 2
-        shifts = dict(block.forward.own)
-        if held and entry is None:
-            shifts[self.mark] = ((component, size),)
+        before[_assumed(component)] -= size
+        shifts = {**block.forward.own, **_beside(block, size, component, held=held)}
         pool.rise(before, sum(before), block.forward, shifts)
         if entry is None:
             return
@@ -100,6 +99,25 @@ class Opened:
             visit.own = own
         elif held:
             entry.become(own)
+
+
+def _assumed(component: int) -> int:
+    """Component that a stand-in has for an input of this one."""
+    return TEMPORARIES if component == ACTIVATIONS else component
+
+
+def _beside(block: Block, size: int, component: int, *, held: bool) -> Shifts:
+    """By what a run differs whose input has another label than the stand-in, or is held from outside."""
+    assumed = _assumed(component)
+    turned = ((assumed, size), (component, -size)) if assumed != component else ()
+    shifts: Shifts = {block.moved: turned} if turned else {}
+    marks = [stretch.mark for stretch in block.forward.stretches]
+    if block.entry in marks:
+        if held:
+            shifts[block.entry] = ((component, size),) if block.moved in marks else ((assumed, size),)
+        elif turned and block.moved not in marks:
+            shifts[block.entry] = turned
+    return {mark: shift for mark, shift in shifts.items() if mark in marks}
 
 
 class Watched(Tensor):
@@ -162,7 +180,7 @@ def count_loose(tape: Tape, block: Block, given: list[Tensor]) -> Tensor:
     size, component = own.size, own.component
     held = getrefcount(own) > 2
     gone = any(stretch.mark == block.entry for stretch in block.forward.stretches)
-    pool.again(block.forward, None, {block.entry: ((component, size),)} if held and gone else None)
+    pool.again(block.forward, None, _beside(block, size, component, held=held))
     if not gone:
         own.component = block.input_label
         if held and visit is not None:
