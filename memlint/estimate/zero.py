@@ -12,7 +12,7 @@ from __future__ import annotations
 from math import prod
 from typing import Sequence
 
-from memlint.estimate.engine.pool import COMMUNICATION, GRADIENTS, TEMPORARIES, Pool, rounded
+from memlint.estimate.engine.pool import COMMUNICATION, GRADIENTS, PARAMETERS, TEMPORARIES, Pool, rounded
 from memlint.estimate.engine.tape import Leaf, Node, Tape, Tensor
 from memlint.estimate.records import Slot
 from memlint.estimate.units import Unit
@@ -74,13 +74,13 @@ class Zero:
         """Stacks of layers whose backward is not done."""
         self.trainable = 0
         self.largest = 0
+        self.persistent = 0
+        """Bytes of the parameters that stay whole on every rank, until a step (_partition_all_parameters)."""
         self.part_bytes = 0
         """Of the gradients that one rank keeps."""
-        self.size = 0
-        """Bytes of a gradient's element."""
+        self.size = 0  # of a gradient's element
         self.sub_group_part = 0
         self.buffer: Tensor | None = None
-        """Gathered parameters."""
         self.shared: Leaf | None = None
         """The embedding that is the head as well: its gradient is complete when both have given theirs."""
         self.partial: tuple[Tensor, Unit | None] | None = None
@@ -91,8 +91,7 @@ class Zero:
         return self.stage == 3 and elements <= self.threshold
 
     @property
-    def whole(self) -> bool:
-        """Whether every layer must be run."""
+    def whole(self) -> bool:  # every layer must be run
         return self.scatter.whole if self.reduction is None else self.reduction.whole
 
     def adopt(self, unit: Unit | None, elements: int, size: int, leaf: Leaf | None = None) -> None:
@@ -101,6 +100,8 @@ class Zero:
             if unit is None or not self.blocks or self.blocks[-1][0] is not unit:
                 self.blocks.append((unit, []))
             self.blocks[-1][1].append((min(elements, size), size))
+        elif self.gathers:
+            self.persistent += rounded(size) * (unit.count if unit is not None else 1)
         if leaf is None:
             return
         count = unit.count if unit is not None else 1
@@ -160,7 +161,7 @@ class Zero:
 
     def before_layers(self, f: Tape, x: Tensor) -> Tensor:
         """Hook what the layers are given, to know when the backward is done with them."""
-        if self.world == 1 or not f.needs(x):
+        if (self.world == 1 and not self.gathers) or not f.needs(x):
             return x
         self.entered += 1
         return f.record(Tensor(x.shape, x.dtype, x.storage), _left, (x,), (), self)
@@ -172,7 +173,7 @@ class Zero:
             return
         if self.reduction is not None:
             self.reduction.left(f)
-        elif self.gather_sizes[2] < self.gather_sizes[1]:
+        elif self.gather_sizes[2] != self.gather_sizes[1]:
             self._gather(f, self.gather_sizes[2])
 
     def after_layers(self, f: Tape, x: Tensor) -> Tensor:
@@ -226,6 +227,7 @@ class Zero:
 
     def norm(self, pool: Pool) -> None:
         """get_grad_norm_direct, before every step: this rank's largest gradient in fp64."""
+        pool.add(-self.persistent, PARAMETERS)
         if self.reduction is not None and not self.offloads:
             pool.touch(self.reduction.parts.norm_bytes(self.size, NORM_BYTES) - self.part_bytes, TEMPORARIES)
         elif self.trainable and not self.offloads:

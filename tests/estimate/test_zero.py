@@ -79,8 +79,8 @@ class TestReduceBucket:
         fields = {"parallelism.strategy": f"zero{stage}", "training.precision": HALF, "training.sequence_length": 64}
         made = job({**fields, **SIZES, "parallelism.reduce_bucket_elements": elements}, **LARGE)
         quick, whole = (phases(run_step(made, None, world=8, full=full)) for full in (False, True))
-        if (stage, elements) == (2, 5 * MILLION):
-            # The one bucket that belongs to two ranks may come at any layer: the first of them counts.
+        if stage > 1 and elements == 5 * MILLION:
+            # The bucket that is full, or belongs to two ranks, in one layer counts in the first of them.
             assert whole["backward"] <= quick["backward"] <= whole["backward"] + 2 * elements
             del quick["backward"], whole["backward"]
         assert quick == whole
@@ -130,7 +130,7 @@ class TestGathering:
 
     def test_without_ahead_and_reuse_one_parameter_is_there_at_a_time(self) -> None:
         blocks: tuple[Block, ...] = ((((1000, 2000),), 1, False), (((100, 200), (300, 600)), 5, True))
-        assert gathered_bytes(blocks, Limits(0, 0, 0), recompute=True, tied=False) == (2000, 2000, 2000)
+        assert gathered_bytes(blocks, Limits(0, 0, 0), recompute=True, tied=False) == (2000, 600, 2000)
 
 
 class TestStep:
