@@ -70,8 +70,7 @@ class Zero:
         self.trained: list[tuple[int, list[int]]] = []
         """Elements of what trains in that order, and how often neighbours repeat."""
         self.gather_sizes = (0, 0, 0)
-        self.entered = 0
-        """Stacks of layers whose backward is not done."""
+        self.entered = 0  # stacks of layers whose backward is not done
         self.trainable = 0
         self.largest = 0
         self.persistent = 0
@@ -83,7 +82,7 @@ class Zero:
         self.buffer: Tensor | None = None
         self.shared: Leaf | None = None
         """The embedding that is the head as well: its gradient is complete when both have given theirs."""
-        self.partial: tuple[Tensor, Unit | None] | None = None
+        self.partial: tuple[Tensor, Unit | None] | None = None  # what one use has given so far
         self.summed = False
 
     def persists(self, elements: int) -> bool:
@@ -91,7 +90,8 @@ class Zero:
         return self.stage == 3 and elements <= self.threshold
 
     @property
-    def whole(self) -> bool:  # every layer must be run
+    def whole(self) -> bool:
+        """Whether every layer must be run."""
         return self.scatter.whole if self.reduction is None else self.reduction.whole
 
     def adopt(self, unit: Unit | None, elements: int, size: int, leaf: Leaf | None = None) -> None:
