@@ -112,6 +112,8 @@ def in_metric(metric: str, job: TrainingJob, estimate: Estimate) -> tuple[int, i
     low = estimate.low_bytes - sum(o.low_bytes for o in outside)
     if metric in ALLOCATED:
         allocated = estimate.allocated_bytes - paged
+        # The allocator's slack is reserved, not allocated: no part of this figure at either end.
+        low -= sum(o.low_bytes for o in inside) - workspace.low_bytes
         slack = sum(o.high_bytes for o in estimate.overheads) - workspace.high_bytes
         return allocated + workspace.expected_bytes, low, estimate.high_bytes - slack - paged
     if metric == "nvidia_smi":

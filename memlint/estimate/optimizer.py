@@ -193,13 +193,12 @@ def _adafactor_temporaries(slots: Sequence[Slot], moments: int) -> int:
     the parameter before keeps its name until then. Later the factors' inverse roots and their product take the place
     of the square. CAME holds two more (the residual and its square).
     """
-    highest = before = 0
+    highest = 0
     for slot in slots:
         size = rounded(4 * slot.numel)
         copies = 2 if slot.dtype in ("fp16", "bf16") else 0
         factors = _factored(slot) if len(slot.shape) > 1 else 0
-        highest = max(highest, max(before, factors) + (2 + copies + 2 * moments) * size)
-        before = size
+        highest = max(highest, max(rounded(4 * slot.after), factors) + (2 + copies + 2 * moments) * size)
     return highest
 
 

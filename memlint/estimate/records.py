@@ -66,6 +66,8 @@ class Slot:
     count: int
     matrix: bool = True
     """Still has the parameter's own dimensions (a flat partition has not)."""
+    after: int = 0
+    """Elements of what stands before it among the trained ones; of equal ones, the most."""
 
     @property
     def numel(self) -> int:
@@ -86,8 +88,12 @@ class Slot:
 def slots_of(records: Sequence[Record]) -> list[Slot]:
     """Trainable tensors of a model, equal ones together."""
     counts: dict[tuple[tuple[int, ...], str, str], int] = {}
+    after: dict[tuple[tuple[int, ...], str, str], int] = {}
+    before = 0
     for record in records:
         if record.trainable and not record.idle:
             key = record.shape, record.dtype, record.grad_dtype
             counts[key] = counts.get(key, 0) + record.count
-    return [Slot(*key, count) for key, count in counts.items()]
+            after[key] = max(after.get(key, 0), before)
+            before = record.numel
+    return [Slot(*key, count, after=after[key]) for key, count in counts.items()]

@@ -17,7 +17,7 @@ from memlint.estimate.records import Record, Slot
 from memlint.estimate.units import Unit
 from memlint.estimate.zero import Zero
 from memlint.job import TrainingJob
-from memlint.records import dataclass, field
+from memlint.records import dataclass, field, replace
 from memlint.units import DTYPE_BYTES
 
 
@@ -126,7 +126,9 @@ class Sharding:
             return [Slot((self.part(total),), dtype, dtype, 1, matrix=False)]
         if self.kind == "fsdp":
             return [
-                Slot((-(-s.shape[0] // self.world), *s.shape[1:]), s.dtype, s.grad_dtype, s.count) if s.shape else s
+                replace(s, shape=(-(-s.shape[0] // self.world), *s.shape[1:]), after=-(-s.after // self.world))
+                if s.shape
+                else s
                 for s in slots
             ]
         return slots
