@@ -49,6 +49,8 @@ class Lora:
     kernels: bool = False
     """Fused LoRA autograd functions (axolotl's lora_mlp_kernel and friends, unsloth)."""
     target_parameters: tuple[str, ...] = ()
+    block_size: int | None = None
+    """OFT and BOFT: features that are turned together; None: PEFT's default."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,6 +95,8 @@ class Training:
     objective: str = "causal-lm"
     method: str = "full"
     lora: Lora | None = None
+    virtual_tokens: int = 20
+    """Methods prompt, p-tuning and prefix: trained tokens (peft has no default; its examples use 20)."""
     quantization: Quantization | None = None
     micro_batch_size: int = 1
     """Sequences on one GPU in one forward."""

@@ -100,8 +100,7 @@ def _read_adapter(run: Run) -> None:
     cfg = run.cfg
     if run.method == "oft":
         block = cfg.integer("oft_block_size", minimum=1)
-        run.choose("training.lora.rank", "oft_block_size", block, 32, _ARGUMENTS)
-        run.assume("OFT is computed as an adapter of rank `oft_block_size` on the same targets")
+        run.choose("training.lora.block_size", "oft_block_size", block, 32, _ARGUMENTS)
         targets = as_strings(cfg.raw("oft_target"))
         if targets and targets != ("all",):
             run.no_effect(

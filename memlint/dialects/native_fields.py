@@ -79,6 +79,7 @@ LORA: dict[str, Field] = {
     "dtype": Field("choice", "dtype of adapter weights", _HALF),
     "kernels": _flag("fused LoRA autograd functions"),
     "target_parameters": Field("strings", "three-dimensional expert parameters that get adapters"),
+    "block_size": _count("oft, boft: features that are turned together; null: PEFT's default", 65536, nullable=True),
 }
 QUANTIZATION: dict[str, Field] = {
     "bits": Field("integer", "bits of a stored weight", minimum=1, maximum=8),
@@ -120,6 +121,7 @@ ACTIVATION_CHECKPOINTING: dict[str, Field] = {
 TRAINING: dict[str, Field] = {
     "objective": Field("choice", "what is trained", OBJECTIVES),
     "method": Field("choice", "which parameters are trained", METHODS),
+    "virtual_tokens": _count("prompt, p-tuning, prefix: trained tokens in front of a sequence", 65536),
     "micro_batch_size": _count("sequences on one GPU in one forward; pairs for dpo, orpo and reward"),
     "sequence_length": _count("tokens of a sequence after padding or packing", _TOKENS),
     "target_sequence_length": _count(

@@ -14,14 +14,15 @@ from memlint.estimate.adapters import LoraLinear, matches
 from memlint.estimate.engine.tape import Leaf, Tape, Tensor
 from memlint.estimate.ops.images import requiring_grad
 from memlint.estimate.ops.linear import Weight, embedding, linear
-from memlint.estimate.peft_kinds import KINDS
+from memlint.estimate.peft_kinds import KINDS, default_targets
+from memlint.estimate.peft_prompts import IN_SEQUENCE, PROMPTS, in_front, prompt
 from memlint.estimate.quantized import QuantizedWeight
 from memlint.estimate.records import Record
 from memlint.estimate.sharding import Sharding
 from memlint.job import Lora, TrainingJob
 from memlint.units import DTYPE_BYTES
 
-LORA_METHODS = ("lora", "qlora", "adalora", "dora")
+LORA_METHODS = ("lora", "qlora", "dora")
 """Methods that put a low-rank branch beside linear layers."""
 
 
@@ -46,14 +47,19 @@ class Linear:
 class Embedding:
     """nn.Embedding."""
 
-    __slots__ = ("hooked", "weight")
+    __slots__ = ("hooked", "prompt", "weight")
 
-    def __init__(self, weight: Weight, hooked: bool = False) -> None:
+    def __init__(self, weight: Weight, hooked: bool = False, prompt: Weight | None = None) -> None:
         self.weight = weight
         self.hooked = hooked
+        self.prompt = prompt
+        """Trained tokens that stand in front of every sequence."""
 
     def __call__(self, f: Tape, ids: Tensor) -> Tensor:
-        """ids [...] -> [..., H]."""
+        """ids [...] -> [..., H]; with a prompt, ids hold its tokens too."""
+        if self.prompt is not None:
+            words = ids.view(ids.shape[0], ids.shape[1] - self.prompt.shape[0])
+            return in_front(f, self.prompt, embedding(f, self.weight, words))
         out = embedding(f, self.weight, ids)
         return requiring_grad(f, out) if self.hooked else out
 
@@ -93,6 +99,12 @@ class Build:
         self.lora = job.training.lora
         if self.lora is None and (method in LORA_METHODS):
             self.lora = Lora()
+        self.nearest = self.adapter and method not in LORA_METHODS and method not in KINDS and method not in PROMPTS
+        """There is no model of the method: LoRA stands for it."""
+        if self.nearest and self.lora is None:
+            self.lora = Lora(targets="default")
+        self.shared: dict[str, int] = {}
+        """Buffers that all layers share, and their bytes."""
 
     def _scoped(self, name: str) -> str:
         if self.scope and name.startswith("model.") and not name.startswith(self.scope):
@@ -179,6 +191,11 @@ class Build:
         """A registered buffer of ``size`` bytes (rotary frequencies)."""
         self.buffer_bytes += ((size + 511) & ~511) * self.count
 
+    def shared_buffer(self, name: str, elements: int, dtype: str) -> None:
+        """One buffer of the whole model, as large as its largest user asks."""
+        size = (elements * DTYPE_BYTES[dtype] + 511) & ~511
+        self.shared[name] = max(size, self.shared.get(name, 0))
+
     def linear(self, name: str, inputs: int, outputs: int, bias: bool = False) -> Any:
         """nn.Linear(inputs, outputs, bias), or what the job's method puts in its place."""
         name = self._scoped(name)
@@ -195,8 +212,9 @@ class Build:
         lora = self.lora
         kind = KINDS.get(self.training.method)
         if kind is not None and not bare:
-            lora = lora or Lora(targets=kind[1])
-            if matches(lora.targets, name, self.job.architecture):
+            lora = lora or kind[1]
+            own = default_targets(self.training.method, self.job.architecture) if lora.targets == "default" else None
+            if matches(own or lora.targets, name, self.job.architecture):
                 return kind[0](self, name, base, inputs, outputs, lora)
             return base
         if lora is None or bare or not matches(lora.targets, name, self.job.architecture):
@@ -218,7 +236,9 @@ class Build:
         require gradients (enable_input_require_grads in modeling_utils.py).
         """
         hooked = entry and self.training.checkpointing.mode != "none"
-        return Embedding(self.parameter(f"{name}.weight", rows, width), hooked)
+        weight = self.parameter(f"{name}.weight", rows, width)
+        table = prompt(self, width) if entry else None
+        return Embedding(weight, hooked, table if self.training.method in IN_SEQUENCE else None)
 
 
 def _named(fragment: str, name: str) -> bool:

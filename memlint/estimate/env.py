@@ -8,6 +8,7 @@ from memlint.estimate.engine.tape import Tape, Tensor
 from memlint.estimate.kernels import installed
 from memlint.estimate.ops.attention import eager_attention, sdpa
 from memlint.estimate.ops.basic import cat
+from memlint.estimate.peft_prompts import prefixed
 from memlint.job import Checkpointing, TrainingJob
 from memlint.models.architecture import Architecture
 from memlint.records import dataclass, field
@@ -47,6 +48,8 @@ class Env:
     checkpointing: Checkpointing
     capability: tuple[int, int] | None
     liger: frozenset[str]
+    prefix: int = 0
+    """Trained keys and values in front of every layer's own (prefix tuning)."""
     kernels: frozenset[str] = frozenset()
     """Optional packages that run (estimate/kernels.py)."""
     evaluating: bool = False
@@ -67,6 +70,7 @@ class Env:
         return cls(
             attention=_available(training.attention, job.architecture),
             padding=training.padding,
+            prefix=training.virtual_tokens if training.method == "prefix" else 0,
             checkpointing=training.checkpointing,
             capability=capability,
             liger=frozenset(training.liger),
@@ -147,17 +151,18 @@ class Env:
         if self.attention in ("flash", "flex"):
             return None
         wide = window is not None and length >= window
-        if self.attention == "sdpa" and not self.padding and not wide and not blocks:
+        if self.attention == "sdpa" and not self.padding and not wide and not blocks and not self.prefix:
             return None
-        boolean = f.new((rows if self.padding or blocks else 1, 1, length, length), "bool")
+        seen = length + self.prefix
+        boolean = f.new((rows if self.padding or blocks else 1, 1, length, seen), "bool")
         if wide or self.padding:
             partial = f.new(boolean.shape, "bool")
             del partial
         if self.attention == "eager":
-            return f.new((rows, 1, length, length), dtype)
+            return f.new((rows, 1, length, seen), dtype)
         if f.one_mask:
-            return f.new((rows, 1, length, -(-length // 16) * 16), f.autocast or dtype)
-        return boolean.view(rows, 1, length, length)
+            return f.new((rows, 1, length, -(-seen // 16) * 16), f.autocast or dtype)
+        return boolean.view(rows, 1, length, seen)
 
     def cached(self, f: Tape, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values as the cache gives them back, where the forward has one (``use_cache``).
@@ -187,6 +192,8 @@ class Env:
 
         ``dense``: q is contiguous as [B, h, S, D] (a concatenation), not a transposed view of [B, S, h, D].
         """
+        if self.prefix:
+            k, v = prefixed(f, self.prefix, k), prefixed(f, self.prefix, v)
         if self.attention == "eager":
             return eager_attention(f, q, k, v, mask, p, softcap=softcap)
         if self.attention == "sdpa":

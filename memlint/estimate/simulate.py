@@ -29,6 +29,8 @@ from memlint.estimate.objectives import without_dropout
 from memlint.estimate.optimizer import clip_temporary_bytes, state_bytes, step_temporary_bytes
 from memlint.estimate.overhead import device_interval
 from memlint.estimate.parallel import one_gpu
+from memlint.estimate.peft_kinds import OTHER_ADAPTERS, unmodelled
+from memlint.estimate.peft_prompts import with_prompt
 from memlint.estimate.records import slots_of
 from memlint.estimate.result import COMPONENTS, Estimate, PhasePeak
 from memlint.estimate.rollout import roll_out
@@ -88,7 +90,7 @@ def run_step(
     Raises:
         Unsupported: there is no model of this architecture.
     """
-    job = without_dropout(job)
+    job = with_prompt(without_dropout(job))
     training = job.training
     tape = tape or Tape()
     tape.one_kernel_silu = one_kernel_silu
@@ -102,6 +104,7 @@ def run_step(
     model = registry.build_model(job, build, env)
     sharding = build.sharding
 
+    build.buffer_bytes += sum(build.shared.values())
     parameters = sum([r.count * sharding.parameter_bytes(r) for r in build.records]) + build.buffer_bytes
     pool.add(parameters, PARAMETERS)
     trained = slots_of(build.records)
@@ -222,6 +225,9 @@ def simulate(job: TrainingJob, target: Target | None = None) -> Estimate:
         notes = (*notes, told(job))
         if expects(job):
             step, peak = compiled, top
+    if step.build.nearest:
+        notes = (*notes, unmodelled(job.training.method))
+        lowest, most = int(lowest * OTHER_ADAPTERS[0]), int(most * OTHER_ADAPTERS[1])
     if job.training.optimizer.startswith("paged-"):
         # Paged states are moved to the host when the device is full (bitsandbytes functional.py get_paged).
         lowest -= step.static["optimizer_states"]

@@ -10,7 +10,6 @@ from memlint.estimate.engine.tape import Leaf, Tape, Tensor
 from memlint.estimate.env import Batch, Env
 from memlint.estimate.errors import Unsupported
 from memlint.estimate.heads import CausalHead, ClassificationHead
-from memlint.estimate.peft_kinds import prompt_parameters
 from memlint.estimate.policy import PAIRED as PAIRED
 from memlint.estimate.policy import POLICY, Policy
 from memlint.estimate.value_head import ValueHead
@@ -37,7 +36,6 @@ class DecoderModel:
         if self.one_stack:
             build.sharding.carve(tied=scoring and a.tie_word_embeddings, head="lm_head" if scoring else None)
         self.body = body(a, build, env)
-        self.prompt_tokens = prompt_parameters(build, a)
         if MASK_PER_LAYER in a.traits:
             build.buffer_bytes += a.num_hidden_layers * rounded((a.max_position_embeddings or 0) ** 2)
         self.head: Any
@@ -78,7 +76,7 @@ class DecoderModel:
             return made
         training = self.job.training
         rows = training.micro_batch_size * (2 if self.objective in PAIRED else 1)
-        length = -(-training.sequence_length // self.job.parallelism.context) + self.prompt_tokens
+        length = -(-training.sequence_length // self.job.parallelism.context)
         shape = (rows, length)
         labels = shape if self.objective not in ("sequence-classification", "reward") else shape[:1]
         return Batch(
