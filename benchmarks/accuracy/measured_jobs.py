@@ -18,6 +18,7 @@ from memlint.job import (
     TrainingJob,
     replace_fields,
 )
+from memlint.models.architecture import Architecture
 from memlint.models.traits import MASK_PER_LAYER
 from memlint.records import replace
 
@@ -99,6 +100,12 @@ def target_name(row: Row) -> str | None:
     return GPUS.get(lower) or (f"{size.group(1)}GB" if size else name)
 
 
+PEFT = ("ia3", "oft", "boft", "vera", "loha")
+"""Kinds of PEFT's comparison. LoKr's `factor4` has no field of the job, AdaLoRA's rows do not state ``init_r``."""
+KINDS = {"prompt_tuning": "prompt", "prefix_tuning": "prefix", **{kind: kind for kind in PEFT}}
+"""method of a row -> of a job."""
+
+
 def job_of(row: Row) -> TrainingJob:
     """Turn a row into a job. Raises Inexpressible with the reason when it says too little or too much."""
     if row.gpus != 1:
@@ -114,8 +121,8 @@ def job_of(row: Row) -> TrainingJob:
     if framework == "qwen-finetune" and architecture.num_hidden_layers < 80:
         # These rows were printed with Qwen's first code; 72B came after its masks were gone.
         architecture = replace(architecture, traits=architecture.traits | {MASK_PER_LAYER})
-    method = row["method"]
-    if method not in ("full", "lora", "qlora", "dora", "adapter", "adapter_v2"):
+    method = KINDS.get(row["method"], row["method"])
+    if method not in ("full", "lora", "qlora", "dora", "adapter", "adapter_v2", *KINDS.values()):
         raise Inexpressible(f"method {method}")
     return TrainingJob(
         model=row["model"],
@@ -123,7 +130,8 @@ def job_of(row: Row) -> TrainingJob:
         training=Training(
             objective=_objective(row),
             method="lora" if method == "dora" else method,
-            lora=_lora(row) if method in ("lora", "qlora", "dora") else None,
+            lora=_lora(row, architecture.hidden_size) if method in ("lora", "qlora", "dora", *PEFT) else None,
+            virtual_tokens=_virtual_tokens(row, architecture),
             quantization=_quantization(row),
             micro_batch_size=int(row["micro_batch"]),
             sequence_length=int(row["seq_len"]),
@@ -145,6 +153,17 @@ def job_of(row: Row) -> TrainingJob:
         framework=framework,
         versions=_versions(row),
     )
+
+
+def _virtual_tokens(row: Row, architecture: Architecture) -> int:
+    """Tokens of a trained prompt, from the row's count of what trains."""
+    stated = re.search(r"trainable (\d+)", row["notes"])
+    width = architecture.hidden_size
+    if row["method"] == "prefix_tuning":
+        heads = architecture.get("num_attention_heads", 1)
+        size = architecture.get("num_key_value_heads", heads) * (architecture.get("head_dim") or width // heads)
+        width = 2 * architecture.num_hidden_layers * size
+    return max(1, int(stated.group(1)) // width) if stated and row["method"] in KINDS else 20
 
 
 def _accumulation(row: Row) -> int:
@@ -272,7 +291,7 @@ TARGETS = {
 """Module names of code that came with a checkpoint -> names of the shape that stands for it."""
 
 
-def _lora(row: Row) -> Lora:
+def _lora(row: Row, hidden_size: int) -> Lora:
     framework = row.framework
     words = [w for w in re.split(r"\+", row["lora_targets"]) if w]
     saved: tuple[str, ...] = ()
@@ -297,8 +316,9 @@ def _lora(row: Row) -> Lora:
     return Lora(
         rank=int(row["lora_rank"]) if row["lora_rank"].isdigit() else 8,
         targets=targets,
-        dropout=_dropout(row),
+        dropout=_dropout(row) if row["method"] not in KINDS else 0.0,
         dora=row["method"] == "dora",
+        block_size=hidden_size // int(row["lora_rank"]) if row["method"] == "oft" else None,
         modules_to_save=saved,
         dtype="bf16" if half else "fp32",
     )
