@@ -21,6 +21,11 @@ RUN_ANEW = ("zero1 x4 a2 overlap", "zero2 x4 a1 small", "zero3 x1 a1 small")
 
 
 WIDER = {
+    # Room for a rank's part is made before the layers, not in the layer whose gradient is reduced first.
+    "zero2 x1 a1 deep none": 0.015,
+    # Another rank than the last has most: 44 and 94 KB.
+    "zero2 x4 a1 deep small": 0.004,
+    "zero2 x8 a1 small": 0.004,
     # Many thin layers, gathered ahead: the order in which their small parameters are fetched is not the registered one.
     "zero3 x4 a1 deep": 0.012,
     "zero3 x4 a1 deep small": 0.012,
@@ -68,7 +73,7 @@ def _above_a_bucket(row: dict[str, Any]) -> dict[str, float]:
 def test_a_point_is_committed_as_it_is_defined() -> None:
     defined = dict(points())
     assert {row["name"]: row["spec"] for row in ROWS} == {row["name"]: defined[row["name"]] for row in ROWS}
-    assert len(ROWS) >= 150
+    assert len(ROWS) >= 220
 
 
 def test_all_stages_and_versions_are_known() -> None:
