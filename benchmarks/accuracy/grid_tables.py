@@ -29,10 +29,10 @@ class Compared:
     """Elements simulated less elements traced."""
 
 
-REENTRANT = """Reentrant checkpointing under eager attention is off by one tensor of a layer's width: on fake tensors the
-engine adds the second gradient of a residual in place of the incoming one, on real tensors it makes a new one (seen with
-PyTorch's profiler on CPU), and the simulation does as with real ones. Gemma 2's point in fp32 is not explained yet: the
-simulation holds one tensor of that width more than the trace."""
+REENTRANT = """The trace adds a second gradient in place where PyTorch's engine would, which it tells from the references to the
+first (input_buffer.cpp): a reentrant checkpoint's call holds its incoming gradient. Traces made before that was counted
+were one tensor of a layer's width too low at times. What is left of a peak under checkpointing is the int64 position
+ids, which the checkpointed layers hold (8 bytes a token)."""
 
 
 def compared(row: dict[str, Any], job: TrainingJob) -> Compared:
