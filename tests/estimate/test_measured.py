@@ -402,7 +402,6 @@ OUTSIDE = {
     "torchtune-005",
     "axolotl-006",
     "axolotl-014",
-    "qwen-038",
     "hfdoc-001",
     "axoold-001",
 }
