@@ -7,7 +7,7 @@ runs with gradients alive.
 from __future__ import annotations
 
 from memlint.estimate.build import Build
-from memlint.estimate.compiled import compiled_step, expects, lowest_peak, told
+from memlint.estimate.compiled import compiled_step, expects, least_compiled, lowest_peak, told, unfollowed
 from memlint.estimate.counts import count_parameters as count_parameters
 from memlint.estimate.counts import parameter_records as parameter_records
 from memlint.estimate.engine.change import Peak
@@ -225,6 +225,8 @@ def simulate(job: TrainingJob, target: Target | None = None) -> Estimate:
         notes = (*notes, told(job))
         if expects(job):
             step, peak = compiled, top
+    elif (unknown := unfollowed(job)) is not None:
+        notes, lowest = (*notes, unknown), least_compiled(lowest, step)
     if step.build.nearest:
         notes = (*notes, unmodelled(job.training.method))
         lowest, most = int(lowest * OTHER_ADAPTERS[0]), int(most * OTHER_ADAPTERS[1])

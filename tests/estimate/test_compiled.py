@@ -140,6 +140,23 @@ def test_nothing_is_left_but_gradients() -> None:
     assert step_of(wanted).timeline[-1].end_bytes == run_step(wanted, (8, 0)).timeline[-1].end_bytes + ROWS * 8
 
 
+@pytest.mark.parametrize(
+    ("changes", "word"),
+    [
+        ({"training.objective": "dpo", "training.reference_model": "copy"}, "dpo"),
+        ({"training.objective": "grpo"}, "grpo"),
+        ({"parallelism.strategy": "fsdp", "parallelism.gpus": 2}, "fsdp"),
+    ],
+)
+def test_what_is_not_followed_is_said_and_moves_the_low_end_alone(changes: dict[str, Any], word: str) -> None:
+    plain = simulate(replace_fields(compiled(changes), {"training.compile": False}))
+    found = simulate(compiled(changes))
+    assert found.allocated_bytes == plain.allocated_bytes
+    assert found.low_bytes < plain.low_bytes
+    assert found.high_bytes == plain.high_bytes
+    assert any("torch.compile" in text and word in text for text in found.assumptions)
+
+
 def test_a_family_that_is_not_held_to_the_partitioner_moves_its_low_end_alone() -> None:
     fields = {
         "model_type": "mixtral",
