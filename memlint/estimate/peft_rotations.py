@@ -133,7 +133,6 @@ class Butterfly:
         outer = matmul(f, permutation, inner, self.width)
         return matmul(f, outer, eye, self.width)
 
-
     def _cayley(self, f: Tape) -> Tensor:
         """cayley_batch: linalg.solve keeps its operands' difference, the factors with their pivots, and its result."""
         blocks = self.blocks
