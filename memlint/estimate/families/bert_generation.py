@@ -50,7 +50,9 @@ class Model:
             layer.causal = self.causal
             return layer
 
-        self.layers = Stack(b, ["layer"] * a.num_hidden_layers, make)
+        # No norm and no transform follow the last layer: its gradient is the head's own.
+        last = a.num_hidden_layers - 1
+        self.layers = Stack(b, ["layer"] * a.num_hidden_layers, make, alone=(last,))
 
     def embedded(self, f: Tape, ids: Tensor) -> Tensor:
         """BertGenerationEmbeddings: ids [B, S] -> [B, S, H]."""
