@@ -80,6 +80,9 @@ class Model:
 
         # In backward the last two places of a group make the gradients to which the others add.
         ends = {place for g in range(groups) for place in [i for i in range(layers) if places[i] == g][-2:]}
+        if b.sharding.fully is not None:
+            # FSDP2 gathers the one layer's weights once for all its places, so that no place is like the next.
+            ends = set(range(layers))
         kinds = [(group, index if index in ends else -1) for index, group in enumerate(places)]
         self.layers = Stack(b, kinds, lambda build, kind, index: run(kind[0]))
         self.head = head(a, b, self.embeddings, objective)
