@@ -58,7 +58,8 @@ def make_model(
     with torch.device(device), no_init_weights():
         options = {"trust_remote_code": True} if remote else {}
         model = owner.from_config(config, dtype=dtype, attn_implementation=attention, **options)
-    if any(str(parameter.device.type) != torch.device(device).type for parameter in model.parameters()):
+    stray = any(parameter.device.type == "cpu" for parameter in model.parameters())
+    if stray and torch.device(device).type not in ("cpu", "meta"):
         # torch.normal in a constructor (DiffLlama's lambdas) does not heed the device of the context.
         model.to(device)
     model.tie_weights()
