@@ -11,8 +11,30 @@ from memlint.estimate.families.norms import Norm
 from memlint.estimate.families.pieces import hooked
 from memlint.estimate.families.rotary import rotary_tables
 from memlint.estimate.families.shapes import Shape, scaled_inside
-from memlint.estimate.ops.basic import scale
+from memlint.estimate.ops.basic import add, scale
 from memlint.models.architecture import Architecture
+
+
+class PreNormBlock:
+    """A layer that norms what attention and feed-forward take and adds what they give; a subclass makes its parts."""
+
+    env: Env
+    kind: Any
+    norms: Any
+    attention: Any
+    mlp: Any
+
+    def __call__(self, f: Tape, x: Tensor) -> Tensor:
+        """x [B, S, H] -> [B, S, H]."""
+        env = self.env
+        residual = x
+        x = self.norms[0](f, env, x)
+        x = self.attention(f, env, x, self.kind)
+        x = add(f, residual, x)
+        residual = x
+        x = self.norms[1](f, env, x)
+        x = self.mlp(f, x)
+        return add(f, residual, x)
 
 
 class Body:

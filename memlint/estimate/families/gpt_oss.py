@@ -9,7 +9,7 @@ from __future__ import annotations
 from memlint.estimate.build import Build
 from memlint.estimate.engine.tape import Tape, Tensor
 from memlint.estimate.env import Env
-from memlint.estimate.families.body import Body
+from memlint.estimate.families.body import Body, PreNormBlock
 from memlint.estimate.families.llama import Attention, layer_kinds
 from memlint.estimate.families.norms import Norm
 from memlint.estimate.families.routers import TopFirstRouter
@@ -85,7 +85,7 @@ def gate(f: Tape, both: Tensor) -> Tensor:
     return mul(f, shift(f, up), glu)
 
 
-class Block:
+class Block(PreNormBlock):
     """One decoder layer."""
 
     def __init__(self, a: Architecture, b: Build, kind: str, index: int, env: Env) -> None:
@@ -98,18 +98,6 @@ class Block:
         width = int(a.get("intermediate_size"))
         self.experts = Experts(b, f"{name}.mlp.experts", experts, h, width, gate=gate, bias=True, transposed=True)
         self.norms = [Norm(b, f"{name}.{n}", h, SHAPE.norm) for n in ("input_layernorm", "post_attention_layernorm")]
-
-    def __call__(self, f: Tape, x: Tensor) -> Tensor:
-        """x [B, S, H] -> [B, S, H]."""
-        env = self.env
-        residual = x
-        x = self.norms[0](f, env, x)
-        x = self.attention(f, env, x, self.kind)
-        x = add(f, residual, x)
-        residual = x
-        x = self.norms[1](f, env, x)
-        x = self.mlp(f, x)
-        return add(f, residual, x)
 
     def mlp(self, f: Tape, x: Tensor) -> Tensor:
         """GptOssMLP."""

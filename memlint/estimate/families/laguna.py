@@ -11,7 +11,7 @@ from memlint.estimate.build import Build
 from memlint.estimate.engine.tape import Tape, Tensor
 from memlint.estimate.env import Env
 from memlint.estimate.errors import kinds_of_layers, required
-from memlint.estimate.families.body import Body
+from memlint.estimate.families.body import Body, PreNormBlock
 from memlint.estimate.families.expert_adapters import FoldedRouter, expert_targets, folded_router, plain_linear
 from memlint.estimate.families.llama import layer_kinds
 from memlint.estimate.families.moe import GatedMlp
@@ -121,7 +121,7 @@ class Attention:
         return result
 
 
-class Block:
+class Block(PreNormBlock):
     """LagunaDecoderLayer."""
 
     def __init__(self, a: Architecture, b: Build, kind: tuple[str, int, bool], index: int, env: Env) -> None:
@@ -135,18 +135,6 @@ class Block:
         else:
             self.mlp = GatedMlp(b, f"{name}.mlp", h, required(a, "intermediate_size"), act, a=a)
         self.norms = [Norm(b, f"{name}.{n}", h, SHAPE.norm) for n in ("input_layernorm", "post_attention_layernorm")]
-
-    def __call__(self, f: Tape, x: Tensor) -> Tensor:
-        """x [B, S, H] -> [B, S, H]."""
-        env = self.env
-        residual = x
-        x = self.norms[0](f, env, x)
-        x = self.attention(f, env, x, self.kind)
-        x = add(f, residual, x)
-        residual = x
-        x = self.norms[1](f, env, x)
-        x = self.mlp(f, x)
-        return add(f, residual, x)
 
 
 class Model(Body):
