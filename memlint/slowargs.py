@@ -5,9 +5,28 @@ from __future__ import annotations
 from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from typing import Any, NoReturn
 
+OTHER_NAMES = {
+    "--gpu": "--target",
+    "--gpus": "--target",
+    "--device": "--target",
+    "--hardware": "--target",
+    "--batch-size": "--micro-batch-size",
+    "--per-device-train-batch-size": "--micro-batch-size",
+    "--seq-len": "--sequence-length",
+    "--seqlen": "--sequence-length",
+    "--max-length": "--sequence-length",
+    "--context": "--sequence-length",
+    "--dtype": "--precision",
+    "--optim": "--optimizer",
+    "--gradient-checkpointing": "--activation-checkpointing",
+    "--format": "--output-format",
+    "--json": "--output-format",
+}
+"""What other tools, and the configs themselves, call our options."""
+
 
 class _Parser(ArgumentParser):
-    """Says "did you mean" for a misspelt option."""
+    """Says "did you mean" for a misspelt option, or one that other tools call so."""
 
     def error(self, message: str) -> NoReturn:
         """Print usage and the mistake on stderr, exit 2."""
@@ -17,7 +36,8 @@ class _Parser(ArgumentParser):
 
             word = message[len(marker) :].split(" ")[0].partition("=")[0]
             known = [name for action in self._actions for name in action.option_strings]
-            close = get_close_matches(word, known, n=1)
+            meant = OTHER_NAMES.get(word.lower().replace("_", "-"))
+            close = [meant] if meant in known else get_close_matches(word, known, n=1)
             if close:
                 message += f"; did you mean `{close[0]}`?"
         super().error(message)

@@ -73,6 +73,8 @@ def test_every_command_shows_its_help(memlint, command):
         (["--target", "T4"], "`--target` must follow a command"),
         (["zzz"], "no command is called `zzz`; see `memlint --help`"),
         (["check", "--targt", "T4"], "did you mean `--target`?"),
+        (["check", "--gpu", "T4"], "did you mean `--target`?"),
+        (["estimate", "gpt2", "--batch_size=4"], "did you mean `--micro-batch-size`?"),
         (["check", "--fail-on", "never"], "invalid choice"),
         (["explain"], "name a rule, as in `memlint explain MEM101`"),
         (["explain", "MEM3"], "`MEM3` stands for several rules"),
