@@ -9,47 +9,12 @@ from memlint.estimate.conditions import condition, is_leaf, numbered
 from memlint.estimate.engine.graph import Block
 from memlint.estimate.engine.pool import ACTIVATIONS, TEMPORARIES
 from memlint.estimate.engine.repeat import count_loose
-from memlint.estimate.engine.tape import Leaf, Tape, Tensor
+from memlint.estimate.engine.tape import Tape, Tensor
 from memlint.estimate.env import Env
 from memlint.estimate.outputs import Outputs
+from memlint.estimate.part import Layer, Part, Place, again
 from memlint.estimate.periods import groups_of, last_apart
 from memlint.estimate.quantized import keeps_input
-from memlint.estimate.records import Record
-from memlint.estimate.units import Unit
-
-Layer = Callable[..., Tensor]
-Place = tuple[int, Layer, "Unit | None"]
-"""A layer's index in the stack, what runs it, and what is gathered for it."""
-
-
-class Part:
-    """Layers that are run together, once for all equal parts of the stack."""
-
-    __slots__ = ("anew", "buffers", "copies", "count", "layers", "leaves", "records")
-
-    def __init__(self, layers: list[Place], count: int) -> None:
-        self.layers = layers
-        self.count = count
-        self.records: list[Record] = []
-        """Its parameters, and the bytes of its buffers."""
-        self.buffers = 0
-        self.leaves: list[Leaf] = []
-        self.anew: Callable[[], list[Place]] | None = None
-        """Makes its layers once more, of parameters that are not recorded; None: they are run once."""
-        self.copies = [layers]
-
-    @property
-    def held(self) -> Hashable:
-        """What its parameters are."""
-        return tuple([(r.shape, r.dtype, r.trainable, r.grad_dtype) for r in self.records])
-
-    def copy(self, number: int) -> list[Place]:
-        """Layers that the stack has not run yet: after the first, those of other conditions."""
-        if self.anew is None:
-            return self.layers
-        while len(self.copies) <= number:
-            self.copies.append(self.anew())
-        return self.copies[number]
 
 
 class Stack:
@@ -149,7 +114,7 @@ class Stack:
         part = Part([layer(index)], 0)
         part.leaves = build.leaves[leaves:]
         part.records, part.buffers = build.records[records:], build.buffer_bytes - buffers
-        part.anew = None if fixed else _again(build, part, layer, index)
+        part.anew = None if fixed else again(build, part, layer, index)
         return part
 
     def _periods(self, build: Build, layer: Callable[..., Place]) -> None:
@@ -178,7 +143,10 @@ class Stack:
         neighbours = self.keeps or not f.alike
         before: Part | None = None
         runs: dict[Part, int] = {}
-        for first, part in self.parts:
+        counted = 0
+        for place, (first, part) in enumerate(self.parts):
+            if place < counted:
+                continue
             like: Hashable = part
             loose = first in self.loose
             if part.anew is not None and part.count > 1:
@@ -190,7 +158,10 @@ class Stack:
                 del x
                 x = count_loose(f, done[like], given_away)
             elif like in done:
-                x = f.repeat_block(done[like], x)
+                times = 1 if neighbours else self._equal(place)
+                counted = place + times
+                first = self.parts[counted - 1][0]
+                x = f.repeat_block(done[like], x, times)
             if like in done:
                 if first in self.taps and self.after is not None:
                     x = self.after(f, env, first, x)
@@ -226,6 +197,15 @@ class Stack:
             before = part
         last = fully or self.sharding.zero
         return x if last is None else last.after_layers(f, x)
+
+    def _equal(self, place: int) -> int:
+        """How many layers from this place on are the same to a tape, with nothing done between them."""
+        part, end = self.parts[place][1], place + 1
+        while end < len(self.parts) and self.parts[end][1] is part and self.parts[end][0] not in self.loose:
+            if self.after is not None and self.parts[end - 1][0] in self.taps:
+                break
+            end += 1
+        return end - place
 
     def drop_last(self, f: Tape) -> None:
         """Let the last layer's kept output go."""
@@ -272,20 +252,3 @@ class _Call:
 def _trains(index: int, total: int, trained: int) -> bool:
     """method freeze: the last ``trained`` layers train (a negative number: the first ones)."""
     return index >= total - trained if trained >= 0 else index < -trained
-
-
-def _again(build: Build, part: Part, layer: Callable[[int], Place], index: int) -> Callable[[], list[Place]]:
-    """What makes the layer at ``index`` once more, as if it were another of its kind."""
-    then = dict(vars(build))
-
-    def make() -> list[Place]:
-        now = dict(vars(build))
-        vars(build).update(then, records=[], leaves=[])
-        made = layer(index)
-        for leaf, before in zip(build.leaves, part.leaves):
-            leaf.grad = before.grad if before.grad is True else None
-            leaf.sink = before.sink
-        vars(build).update(now)
-        return [made]
-
-    return make

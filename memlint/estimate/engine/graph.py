@@ -143,13 +143,15 @@ class Block:
 
 
 class Visit(Node):
-    """One place of a repeated block on the tape; ``edges`` lead to what made its input."""
+    """Places of a repeated block on the tape, one after the other; ``edges`` lead to what made its input."""
 
-    __slots__ = ("block", "own", "place")
+    __slots__ = ("block", "own", "place", "times")
 
-    def __init__(self, block: Block, x: Tensor, component: int) -> None:
+    def __init__(self, block: Block, x: Tensor, component: int, times: int = 1) -> None:
         super().__init__(None, (x.node,), ((x.shape, x.dtype),), (), None, component)
         self.block = block
+        self.times = times
+        """How many equal blocks."""
         self.place = 0 if block.passing is None else block.passing.place
         self.own: Storage | None = None
         """The input of this one of the equal blocks, where something else had it too when the forward went on."""

@@ -87,41 +87,6 @@ class Storage:
             pool.restart()
 
 
-class Entry(Storage):
-    """Stands for a block's input, which something outside may hold longer than the block does."""
-
-    __slots__ = ("__weakref__", "mark", "moved", "twin")
-
-    def __init__(self, other: Storage) -> None:
-        pool = other.pool
-        peak = pool.peak, pool.peak_components
-        super().__init__(pool, other.size, TEMPORARIES if other.component == ACTIVATIONS else other.component)
-        pool.peak, pool.peak_components = peak
-        self.mark, self.moved = pool.mark(), pool.mark()
-        """Marks of its end and of a new label: the input itself may have that already."""
-        self.twin: Storage | None = None
-        """The input itself, where it lives as long as this at least."""
-
-    def __del__(self) -> None:
-        running = self.pool.cut(self.mark)
-        super().__del__()
-        if running:
-            self.pool.restart()
-
-    def relabel(self, component: int) -> None:
-        """See :class:`Storage`."""
-        running = self.pool.cut(self.moved)
-        super().relabel(component)
-        if running:
-            self.pool.restart()
-
-    def become(self, other: Storage) -> None:
-        """Stand for the input no longer, but hold it."""
-        self.pool.silently(-self.size, self.component)
-        self.size = 0
-        self.twin = other
-
-
 class Decomposed(Storage):
     """A temporary that CUDA's one kernel does not have."""
 
@@ -287,6 +252,17 @@ class Pool:
             swap()
             self.peak, self.peak_components = peak
         self.components, self.live = after, live
+
+    def many(self, change: Change, times: int) -> None:
+        """Count so many equal blocks one after the other: where each adds something the last comes highest, else the
+        first.
+        """
+        if change.growth <= 0:
+            self.again(change)
+        self.components = [now + (times - 1) * more for now, more in zip(self.components, change.end)]
+        self.live += (times - 1) * change.growth
+        if change.growth > 0:
+            self.again(change)
 
     def silently(self, size: int, component: int) -> None:
         """Count ``size`` bytes that are there in the stead of others: no peak comes of it."""

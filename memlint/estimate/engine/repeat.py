@@ -16,8 +16,10 @@ from typing import TYPE_CHECKING, Any, Iterable
 from weakref import ref
 
 from memlint.estimate.engine.change import Repeat, Shifts
+from memlint.estimate.engine.entry import Entry
+from memlint.estimate.engine.given import given_to
 from memlint.estimate.engine.graph import Block, Node, Passing, Tensor, Visit
-from memlint.estimate.engine.pool import ACTIVATIONS, TEMPORARIES, Entry, Pool, Storage
+from memlint.estimate.engine.pool import ACTIVATIONS, TEMPORARIES, Pool, Storage
 
 if TYPE_CHECKING:
     from memlint.estimate.engine.tape import Tape
@@ -56,7 +58,7 @@ class Opened:
         pool, nodes = tape.pool, tape.nodes[self.nodes :]
         del tape.nodes[self.nodes :]
         tape.saving = -1
-        given, entries = _given(pool, nodes, self.made)
+        given, entries = given_to(pool, nodes, self.made)
         for tensor in (out, *others):
             if tensor.storage is not None:
                 pool.hand_over(tensor.storage)
@@ -120,52 +122,24 @@ def _beside(block: Block, size: int, component: int, *, held: bool) -> Shifts:
     return {mark: shift for mark, shift in shifts.items() if mark in marks}
 
 
-class Watched(Tensor):
-    """A saved tensor from before the block, in the node that lets it go last."""
-
-    __slots__ = ("mark", "pool")
-
-    def __init__(self, tensor: Tensor, pool: Pool) -> None:
-        super().__init__(tensor.shape, tensor.dtype, tensor.storage, tensor.node)
-        self.pool = pool
-        self.mark = pool.mark()
-
-    def __del__(self) -> None:
-        if self.pool.cut(self.mark):
-            self.pool.restart()
-
-
-def _given(pool: Pool, nodes: list[Node], made: Repeat) -> tuple[list[tuple[int, Storage]], list[Tensor]]:
-    """What nodes save of tensors that were there before the block, and of its input."""
-    given: list[tuple[int, Storage]] = []
-    entries: list[Tensor] = []
-    seen = set()
-    for node in nodes:
-        for place, tensor in enumerate(node.saved):
-            storage = None if tensor is None else tensor.storage
-            if tensor is None or storage is None or storage.repeat is made:
-                continue
-            key = id(storage)
-            if key == made.input:
-                entries.append(tensor)
-            elif key not in seen:
-                seen.add(key)
-                watched = Watched(tensor, pool)
-                node.saved = (*node.saved[:place], watched, *node.saved[place + 1 :])
-                given.append((watched.mark, storage))
-    return given, entries
-
-
-def count_again(tape: Tape, block: Block, x: Tensor) -> Tensor:
+def count_again(tape: Tape, block: Block, x: Tensor, times: int) -> Tensor:
     """See :meth:`Tape.repeat_block`."""
     passing = block.passing
-    tape.pool.again(block.forward, None if passing is None else lambda: passing.forward(tape))
-    tape.host_bytes += block.host_bytes[0]
-    block.made.factor += 1
+    if times > 1 and (passing is not None or (block.gate is None and block.root is not None)):
+        # What each hands on differs in size, or the gradient goes with the first of them.
+        for _ in range(times - 1):
+            x = count_again(tape, block, x, 1)
+        times = 1
+    if passing is not None:
+        tape.pool.again(block.forward, lambda: passing.forward(tape))
+    else:
+        tape.pool.many(block.forward, times)
+    tape.host_bytes += times * block.host_bytes[0]
+    block.made.factor += times
     if block.root is None:
         return x
-    block.visits += 1
-    visit = Visit(block, x, tape.component)
+    block.visits += times
+    visit = Visit(block, x, tape.component, times)
     tape.nodes.append(visit)
     return Tensor(x.shape, x.dtype, x.storage, visit)
 
@@ -200,6 +174,20 @@ def count_loose(tape: Tape, block: Block, given: list[Tensor]) -> Tensor:
 
 
 def revisit(tape: Tape, visit: Visit) -> list[Tensor | None]:
+    """The backward of equal blocks, one after the other: the gradient of the first one's input."""
+    block, others = visit.block, visit.times - 1
+    if others and block.backward is None:
+        visit.grad = _once(tape, visit)
+        others -= 1
+    if others and block.backward is not None:
+        tape.pool.many(block.backward, others)
+        tape.host_bytes += others * block.host_bytes[1]
+        block.later.factor += others
+        block.visits -= others
+    return [_once(tape, visit)]
+
+
+def _once(tape: Tape, visit: Visit) -> Tensor | None:
     """The backward of one of the equal blocks: the gradient of its input."""
     block, pool = visit.block, tape.pool
     block.visits -= 1
@@ -234,7 +222,7 @@ def revisit(tape: Tape, visit: Visit) -> list[Tensor | None]:
             pool.add(grad.storage.size, grad.storage.component)
     if not block.visits:
         block.held.clear()
-    return [grad]
+    return grad
 
 
 def _let_go(pool: Pool, given: list[tuple[int, Storage]], shifts: Shifts) -> None:

@@ -242,6 +242,6 @@ class Tape(Unwinding):
         """
         return opened.end(self, out, others, shared, passing)
 
-    def repeat_block(self, block: Block, x: Tensor) -> Tensor:
-        """Count a block like one that has run: its output stands in the place of ``x``."""
-        return count_again(self, block, x)
+    def repeat_block(self, block: Block, x: Tensor, times: int = 1) -> Tensor:
+        """Count blocks like one that has run, one after the other: their output stands in the place of ``x``."""
+        return count_again(self, block, x, times)
