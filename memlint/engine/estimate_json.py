@@ -46,6 +46,7 @@ def estimate_object(
         "model": {
             "id": architecture.id if architecture else None,
             "family": architecture.family if architecture else None,
+            "model_type": architecture.model_type if architecture else None,
             "parameters": estimate.parameters,
             "trainable_parameters": estimate.trainable_parameters,
             "source": architecture.source if architecture else None,

@@ -39,7 +39,7 @@ def _lines(data: Mapping[str, Any], style: Style, first_order: Mapping[str, Any]
     name = printable(str(model["id"] or data["file"]))
     yield (
         style("bold", name)
-        + f": {model['family']}, {_count(model['parameters'])} parameters, "
+        + f": {printable(str(model['model_type'] or model['family']))}, {_count(model['parameters'])} parameters, "
         + (
             "all trained"
             if model["trainable_parameters"] == model["parameters"]

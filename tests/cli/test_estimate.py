@@ -43,6 +43,11 @@ def test_one_billion_parameters_are_counted_once(estimate):
     assert data["model"]["family"] == "llama"
 
 
+def test_a_model_goes_by_its_own_type_not_by_the_family_it_has_the_shape_of(memlint):
+    code, out, _ = memlint("estimate", "EleutherAI/pythia-1b", "--offline", "--isolated")
+    assert (code, out.splitlines()[0]) == (0, "EleutherAI/pythia-1b: gpt_neox, 1.01 B parameters, all trained")
+
+
 def test_exit_code_1_when_it_does_not_fit(estimate):
     assert estimate("big.yaml", "--target", "24GiB")[0] == 1
     assert estimate("small.yaml", "--target", "80GiB")[0] == 0
