@@ -47,9 +47,9 @@ def main() -> int:
     predictions: list[Prediction] = []
     try:
         if options.oracle:
-            comparisons = list(compare_all(options.oracle))
+            comparisons, left = compare_all(options.oracle)
             lines += ["## Against the traced real code", ""]
-            lines += oracle_tables(comparisons, min(options.worst, 10))
+            lines += oracle_tables(comparisons, left, min(options.worst, 10))
         grid = options.grid or (GRID if options.docs else None)
         if grid:
             from benchmarks.accuracy.grid_tables import grid_tables
@@ -71,7 +71,8 @@ def main() -> int:
 
             lines += ["## Beside other tools", "", *peer_tables(options.peers, comparisons, predictions)]
     except (OSError, KeyError, ValueError) as error:
-        print(f"a file could not be compared: {type(error).__name__}: {error}", file=sys.stderr)
+        what = f"it has no point {error}" if isinstance(error, KeyError) else error
+        print(f"a file could not be compared: {what}", file=sys.stderr)
         return 2
     text = "\n".join(lines)
     print(text)

@@ -6,8 +6,9 @@ import statistics
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from benchmarks.accuracy.measured_jobs import Inexpressible, alternatives, job_of
+from benchmarks.accuracy.measured_jobs import alternatives, job_of
 from benchmarks.accuracy.measured_rows import GIB, Row, read_rows
+from benchmarks.accuracy.skipped import Inexpressible, Skipped, failure
 from memlint.engine.predict import judge
 from memlint.errors import UserError
 from memlint.estimate.errors import Unsupported
@@ -59,27 +60,22 @@ class Prediction:
         return (self.high - self.low) / (self.row.measured_bytes or self.expected)
 
 
-@dataclass(frozen=True, slots=True)
-class Skipped:
-    """A row that was not predicted, and why."""
-
-    row: Row
-    reason: str
-
-
 def predict_row(row: Row, known: dict[str, Estimate]) -> Prediction | Skipped:
-    """Predict one row; ``known`` keeps the estimates of equal jobs."""
+    """Predict one row, or say why not; ``known`` keeps the estimates of equal jobs."""
     try:
-        job = job_of(row)
-    except Inexpressible as reason:
-        return Skipped(row, str(reason))
+        return _predicted(row, known)
+    except (Inexpressible, Unsupported) as reason:
+        return Skipped(row.id, str(reason))
+    except Exception as problem:  # one row must not take the others' tables away; the table names it
+        return Skipped(row.id, failure(problem))
+
+
+def _predicted(row: Row, known: dict[str, Estimate]) -> Prediction:
+    job = job_of(row)
     target = _target(job)
     key = repr((job.model, job.training, job.parallelism, job.versions, job.framework, target))
     if key not in known:
-        try:
-            known[key] = simulate(job, target)
-        except Unsupported as reason:
-            return Skipped(row, str(reason))
+        known[key] = simulate(job, target)
     estimate = known[key]
     expected, low, high = in_metric(row["metric"], job, estimate)
     for other in alternatives(row, job):

@@ -1,19 +1,20 @@
-"""Published runs turned into jobs, with the versions of that day's libraries."""
+"""Published runs turned into jobs."""
 
 from __future__ import annotations
 
 import re
 from typing import Any
 
+from benchmarks.accuracy.measured_adapters import KINDS, PEFT, lora_of, quantization_of
 from benchmarks.accuracy.measured_models import architecture_of
 from benchmarks.accuracy.measured_rows import Row
+from benchmarks.accuracy.measured_versions import versions_of
+from benchmarks.accuracy.skipped import MOST_TOKENS, Inexpressible
 from memlint.job import (
     Checkpointing,
     Hardware,
-    Lora,
     Parallelism,
     Precision,
-    Quantization,
     Training,
     TrainingJob,
     replace_fields,
@@ -21,22 +22,6 @@ from memlint.job import (
 from memlint.models.architecture import Architecture
 from memlint.models.traits import MASK_PER_LAYER
 from memlint.records import replace
-
-
-class Inexpressible(Exception):
-    """The row cannot be said as a job; the text says why."""
-
-
-TRANSFORMERS = (
-    ("2021-12", "4.15"), ("2022-01", "4.16"), ("2022-12", "4.25"), ("2023-04", "4.28"), ("2023-06", "4.30"),
-    ("2023-07", "4.31"), ("2023-09", "4.33"), ("2023-10", "4.34"), ("2023-11", "4.35"), ("2023-12", "4.36"),
-    ("2024-01", "4.37"), ("2024-02", "4.38"), ("2024-03", "4.39"), ("2024-04", "4.40"), ("2024-05", "4.41"),
-    ("2024-06", "4.42"), ("2024-07", "4.43"), ("2024-08", "4.44"), ("2024-09", "4.45"), ("2024-10", "4.46"),
-    ("2024-12", "4.47"), ("2025-01", "4.48"), ("2025-02", "4.49"), ("2025-03", "4.50"), ("2025-04", "4.51"),
-    ("2025-05", "4.52"), ("2025-06", "4.53"), ("2025-07", "4.54"), ("2025-08", "4.56"), ("2025-10", "4.57"),
-    ("2026-01", "5.0"), ("2026-02", "5.2"), ("2026-03", "5.4"), ("2026-04", "5.6"),
-)  # fmt: skip
-"""Month of release on PyPI -> minor version of transformers."""
 
 OPTIMIZERS = {
     "adamw": "adamw",
@@ -81,15 +66,6 @@ def _attention(row: Row) -> str:
     return "eager" if "flash attention off" in row["notes"] else "sdpa"
 
 
-def transformers_version(month: str) -> str:
-    """The newest minor version of transformers released by a month (``2024-01``)."""
-    chosen = TRANSFORMERS[0][1]
-    for released, version in TRANSFORMERS:
-        if released <= month:
-            chosen = version
-    return chosen
-
-
 def target_name(row: Row) -> str | None:
     """The declared target of a row; None when no single GPU is named."""
     name = row["gpu"]
@@ -100,18 +76,25 @@ def target_name(row: Row) -> str | None:
     return GPUS.get(lower) or (f"{size.group(1)}GB" if size else name)
 
 
-PEFT = ("ia3", "oft", "boft", "vera", "loha")
-"""Kinds of PEFT's comparison. LoKr's `factor4` has no field of the job, AdaLoRA's rows do not state ``init_r``."""
-KINDS = {"prompt_tuning": "prompt", "prefix_tuning": "prefix", **{kind: kind for kind in PEFT}}
-"""method of a row -> of a job."""
+METRICS = ("max_memory_allocated", "active", "max_memory_reserved", "nvidia_smi", "unspecified_reported")
+"""What a figure may be (../shared/measured/README.md)."""
 
 
 def job_of(row: Row) -> TrainingJob:
     """Turn a row into a job. Raises Inexpressible with the reason when it says too little or too much."""
     if row.gpus != 1:
-        raise Inexpressible("several GPUs")
-    if not row["seq_len"].isdigit() or not row["micro_batch"].isdigit():
-        raise Inexpressible("length or micro batch is not stated")
+        raise Inexpressible("several GPUs" if row.gpus else f"num_gpus `{row['num_gpus']}` is no count")
+    for name in ("seq_len", "micro_batch"):
+        if not row[name].isdecimal():
+            raise Inexpressible("length or micro batch is not stated")
+        if not 0 < int(row[name]) <= MOST_TOKENS:
+            raise Inexpressible(f"{name} {row[name][:20]} is out of bounds")
+    if row["measured_gib"] and row.measured_bytes is None:
+        raise Inexpressible(f"measured_gib `{row['measured_gib'][:20]}` is no size")
+    if row["measured_gib"] and row["metric"] not in METRICS:
+        raise Inexpressible(f"metric `{row['metric']}`")
+    if not row["model"]:
+        raise Inexpressible("the model is not named")
     architecture = architecture_of(row["model"], row["params_b"])
     if architecture is None:
         raise Inexpressible(f"the shape of {row['model']} is not known")
@@ -130,9 +113,9 @@ def job_of(row: Row) -> TrainingJob:
         training=Training(
             objective=_objective(row),
             method="lora" if method == "dora" else method,
-            lora=_lora(row, architecture.hidden_size) if method in ("lora", "qlora", "dora", *PEFT) else None,
+            lora=lora_of(row, architecture.hidden_size) if method in ("lora", "qlora", "dora", *PEFT) else None,
             virtual_tokens=_virtual_tokens(row, architecture),
-            quantization=_quantization(row),
+            quantization=quantization_of(row),
             micro_batch_size=int(row["micro_batch"]),
             sequence_length=int(row["seq_len"]),
             packing="packed" in row["packing_or_real_len"],
@@ -151,7 +134,7 @@ def job_of(row: Row) -> TrainingJob:
         parallelism=_parallelism(row),
         hardware=Hardware(target=target_name(row)),
         framework=framework,
-        versions=_versions(row),
+        versions=versions_of(row),
     )
 
 
@@ -234,7 +217,7 @@ def _checkpointing(row: Row) -> Checkpointing:
     # ms-swift 1.6 replaces checkpoint by its non-reentrant form from torch 2.1 on (llm/utils/model.py,
     # fix_gradient_checkpointing_warning).
     own = row.framework in ("litgpt", "torchtune", "ms-swift")
-    reentrant = not own and not _versions(row)["transformers"].startswith("5")
+    reentrant = not own and not versions_of(row)["transformers"].startswith("5")
     return Checkpointing(mode="none" if mode == "none" else "full", reentrant=reentrant, offload=mode == "offload")
 
 
@@ -277,112 +260,3 @@ def _precision(row: Row) -> Precision:
         # DeepSpeed's engine casts the module and keeps fp32 masters of what trains.
         return Precision(weights=compute, autocast=None, gradients=compute, master_weights=True)
     return Precision(weights=compute, autocast=compute, grad_scaler=compute == "fp16")
-
-
-TARGETS = {
-    "c_attn": ("q_proj", "k_proj", "v_proj"),
-    "w_pack": ("q_proj", "k_proj", "v_proj"),
-    "query_key_value": ("q_proj", "k_proj", "v_proj"),
-    "w1": ("gate_proj",),
-    "w2": ("up_proj",),
-    "mlp": ("gate_proj", "up_proj", "down_proj"),
-    "output_proj": ("o_proj",),
-}
-"""Module names of code that came with a checkpoint -> names of the shape that stands for it."""
-
-
-def _lora(row: Row, hidden_size: int) -> Lora:
-    framework = row.framework
-    words = [w for w in re.split(r"\+", row["lora_targets"]) if w]
-    saved: tuple[str, ...] = ()
-    if "emb" in words:
-        words = [w for w in words if w not in ("emb", "lm_head")]
-        saved = ("embed_tokens", "lm_head")
-    targets: str | tuple[str, ...]
-    if words in (["all-linear"], []):
-        targets = "all-linear" if words else "default"
-        if framework == "torchtune":
-            targets = ("q_proj", "v_proj", "output_proj", "mlp")
-    elif framework in ("litgpt", "torchtune"):
-        targets = tuple(words)
-    else:
-        expanded: list[str] = []
-        for word in words:
-            # c_proj is both the attention's and the feed-forward's output in Qwen's code.
-            both = ("o_proj", "down_proj") if word == "c_proj" else TARGETS.get(word.lower(), (word,))
-            expanded.extend(both)
-        targets = tuple(expanded)
-    half = framework in ("litgpt", "torchtune")
-    return Lora(
-        rank=int(row["lora_rank"]) if row["lora_rank"].isdigit() else 8,
-        targets=targets,
-        dropout=_dropout(row) if row["method"] not in KINDS else 0.0,
-        dora=row["method"] == "dora",
-        block_size=hidden_size // int(row["lora_rank"]) if row["method"] == "oft" else None,
-        modules_to_save=saved,
-        dtype="bf16" if half else "fp32",
-    )
-
-
-def _dropout(row: Row) -> float:
-    # config_hub/finetune of litgpt and its scripts: 0.05; torchtune's recipes and axolotl's examples: 0.0 and 0.05;
-    # Qwen's finetune.py, ms-swift and LLaMA-Factory defaults: 0.05, 0.05, 0.0.
-    return {"torchtune": 0.0, "llamafactory": 0.0, "unsloth": 0.0}.get(row.framework, 0.05)
-
-
-def _quantization(row: Row) -> Quantization | None:
-    stored = row["param_dtype"].lower()
-    if "gptq" in stored or "awq" in stored:
-        bits = 8 if "int8" in stored else 4
-        return Quantization(type="gptq", bits=bits, kbit_preparation=False)
-    if "bnb" in stored or "nf4" in stored or "4-bit" in stored:
-        if "int8" in stored:
-            return Quantization(type="int8", bits=8)
-        # ms-swift 1.6 llm/utils/argument.py: bnb_4bit_use_double_quant = True; axolotl's loader sets it too.
-        double = "dq" in stored or (row.framework != "litgpt" and "nf4" in stored)
-        double = double or row.framework in ("axolotl", "ms-swift")
-        # peft's scripts and Qwen's finetune.py prepare a 4-bit model; axolotl casts the embeddings back, LLaMA-Factory
-        # and ms-swift 1.6 prepare nothing, litgpt and torchtune have code of their own.
-        prepared = row.framework in ("peft", "hf-trainer", "qwen-finetune")
-        experts = "loaded"
-        if row.framework == "axolotl":
-            # Its examples of mixtures say `quantize_moe_experts`, or `llama4_linearized_experts`.
-            experts = "linear" if "linearized" in row["model"].lower() else "fused"
-        return Quantization(type="nf4", bits=4, double_quant=double, kbit_preparation=prepared, experts=experts)
-    return None
-
-
-PRINTED = {"examples/qwen3.5/": "5.3"}
-"""Page of a source -> newest transformers its figures can have run on, where that is older than the page's own date.
-
-axolotl: the table of examples/qwen3.5 came with its pull requests 3442 and 3499 (6 to 20 March 2026), and axolotl
-required 5.4 from pull request 3562 on (31 March 2026).
-"""
-
-
-def _versions(row: Row) -> dict[str, str]:
-    text = row["framework_version_or_date"]
-    printed = [version for page, version in PRINTED.items() if page in row["source"]]
-    versions = {"transformers": printed[0] if printed else transformers_version(row.date)}
-    torch = re.search(r"torch (\d+\.\d+)", text)
-    if torch:
-        versions["torch"] = torch.group(1)
-    bnb = re.search(r"bnb ([\d.]+\d)", text)
-    if bnb:
-        versions["bitsandbytes"] = bnb.group(1)
-    if row.framework == "litgpt":
-        versions["litgpt"] = _litgpt_version(row)
-        versions["bitsandbytes"] = "0.41.1" if versions["litgpt"].startswith("2023") else "0.42.0"
-    if row.framework == "torchtune":
-        versions["torchtune"] = "0.4.0" if row.date >= "2024-11" else "0.3.0"
-    return versions
-
-
-def _litgpt_version(row: Row) -> str:
-    """litgpt by the model: config_hub's table gained a model when its release did (CHANGELOG of GitHub releases)."""
-    if row.date < "2024-01":
-        return row.date.replace("-", ".")
-    model = row["model"].lower()
-    if "llama-3." in model or "gemma-2-" in model or (model == "gemma-2b" and row["params_b"].startswith("2.6")):
-        return "0.4.13"
-    return "0.4.0"

@@ -7,6 +7,8 @@ import re
 from dataclasses import dataclass
 
 GIB = 2**30
+MOST_GIB = 1024
+"""More than any GPU has; beyond it a cell is no size in GiB."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,12 +60,16 @@ class Row:
     def gpus(self) -> int:
         """Number of GPUs; 1 where the cell is empty, 0 where it is no number."""
         stated = self["num_gpus"] or "1"
-        return int(stated) if stated.isdigit() else 0
+        return int(stated) if stated.isdecimal() else 0
 
     @property
     def measured_bytes(self) -> int | None:
-        """Published bytes; None for a bound or a run out of memory."""
-        return int(float(self["measured_gib"]) * GIB) if self["measured_gib"] else None
+        """Published bytes; None for a bound, a run out of memory, and a cell that holds no size."""
+        try:
+            size = float(self["measured_gib"])
+        except ValueError:
+            return None
+        return int(size * GIB) if 0 < size < MOST_GIB else None
 
     @property
     def measured_range(self) -> tuple[int, int] | None:
@@ -71,7 +77,7 @@ class Row:
 
         Half a unit of its last digit either way, and from GB up to GiB where a source prints ``G`` or ``GB``.
         """
-        if not self["measured_gib"]:
+        if self.measured_bytes is None:
             return None
         size = float(self["measured_gib"])
         _, _, digits = self["measured_gib"].partition(".")
@@ -94,10 +100,12 @@ class Row:
 
     @property
     def date(self) -> str:
-        """The last year-month that the row's version column names (``2024-10``); ``9999-99`` for HEAD or none."""
+        """The latest year-month that the row's version column names (``2024-10``), the one named last beside HEAD;
+        ``9999-99`` where it names none.
+        """
         text = self["framework_version_or_date"]
-        months = re.findall(r"\d{4}-\d{2}", text)
-        return max(months) if months and "HEAD" not in text else (months[-1] if months else "9999-99")
+        months: list[str] = re.findall(r"\d{4}-\d{2}", text) or ["9999-99"]
+        return months[-1] if "HEAD" in text else max(months)
 
 
 FRAMEWORKS = (
@@ -114,7 +122,15 @@ FRAMEWORKS = (
 """A word of the framework column -> short name; the first that occurs wins."""
 
 
+NEEDED = ("id", "framework", "model", "method", "seq_len", "micro_batch", "measured_gib", "metric")
+"""Columns without which no row of a file can be predicted and compared; the others may be left out or empty."""
+
+
 def read_rows(path: str) -> list[Row]:
-    """Read a file of measured rows."""
-    with open(path, newline="", encoding="utf-8") as handle:
-        return [Row(dict(cells)) for cells in csv.DictReader(handle)]
+    """Read a file of measured rows; one without a name is named by its line. ValueError: the file has no such columns."""
+    with open(path, newline="", encoding="utf-8-sig") as handle:
+        reader = csv.DictReader(handle)
+        missing = [name for name in NEEDED if name not in (reader.fieldnames or ())]
+        if missing:
+            raise ValueError(f"{path} has no column {', '.join(missing)}")
+        return [Row({**cells, "id": (cells["id"] or "").strip() or f"line {reader.line_num}"}) for cells in reader]

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from benchmarks.accuracy.skipped import MOST_TOKENS, Inexpressible, Skipped, failure
+from memlint.estimate.errors import Unsupported
+from memlint.estimate.optimizer import RULES
 from memlint.estimate.simulate import run_step
 from memlint.job import Checkpointing, Precision, Training, TrainingJob
 from memlint.models.architecture import Architecture
@@ -27,6 +29,14 @@ OBJECTIVES = {
     "tokcls": "token-classification",
     "seq2seq": "seq2seq-lm",
 }
+CHECKPOINTING = {
+    "none": Checkpointing(mode="none"),
+    "nonreentrant": Checkpointing(mode="full", reentrant=False),
+    "reentrant": Checkpointing(mode="full", reentrant=True),
+}
+ATTENTION = {name: name for name in ("eager", "sdpa", "flash")}
+SIZES = ("peak_bytes", "param_bytes", "grad_bytes", "optim_bytes", "fwd_end_bytes", "static_before_fwd_bytes")
+"""What a point is compared with."""
 A100 = (8, 0)
 """The points' attention kernels are picked as an A100 would."""
 
@@ -60,36 +70,83 @@ class Comparison:
         return self.forward_end / truth - 1
 
 
-def read_points(path: str) -> list[dict[str, Any]]:
-    """Read a file of reference points."""
-    with open(path, encoding="utf-8") as handle:
-        return [json.loads(line) for line in handle if line.strip()]
+def read_points(path: str) -> list[dict[str, Any] | Skipped]:
+    """Read a file of reference points; a line that holds none says so in its place."""
+    found: list[dict[str, Any] | Skipped] = []
+    with open(path, encoding="utf-8-sig") as handle:
+        for number, line in enumerate(handle, 1):
+            if not line.strip():
+                continue
+            try:
+                point = json.loads(line)
+            except (ValueError, RecursionError):
+                point = None
+            if isinstance(point, dict):
+                found.append({"id": f"line {number}", **point})
+            else:
+                found.append(Skipped(f"line {number}", "the line is no JSON object"))
+    return found
 
 
 def job_of(point: dict[str, Any]) -> TrainingJob:
-    """The job that a point describes."""
-    architecture = read_config({"model_type": point["model_type"], **point["config"]}, id=point["model"])
+    """The job that a point describes. Raises Inexpressible with the reason where it describes none."""
+    config = point.get("config")
+    if not isinstance(config, dict):
+        raise Inexpressible("config is no mapping")
+    architecture = read_config({"model_type": point.get("model_type"), **config}, id=str(point.get("model")))
     if not isinstance(architecture, Architecture):
-        raise ValueError(f"{point['id']}: {architecture}")
-    mode = point["ckpt"]
+        raise Inexpressible(architecture[0].message)
+    optimizer = _chosen(point, "optim", {**OPTIMIZERS, **{name: name for name in RULES}})
     return TrainingJob(
-        model=point["model"],
+        model=str(point.get("model")),
         architecture=architecture,
         training=Training(
-            objective=OBJECTIVES[point["head"]],
-            micro_batch_size=point["batch"],
-            sequence_length=point["seq"],
-            precision=PRECISIONS[point["precision"]],
-            optimizer=OPTIMIZERS.get(point["optim"], point["optim"]),
-            checkpointing=Checkpointing(mode="none" if mode == "none" else "full", reentrant=mode == "reentrant"),
-            attention=point["attn"],
+            objective=_chosen(point, "head", OBJECTIVES),
+            micro_batch_size=_count(point, "batch"),
+            sequence_length=_count(point, "seq"),
+            precision=_chosen(point, "precision", PRECISIONS),
+            optimizer=optimizer,
+            checkpointing=_chosen(point, "ckpt", CHECKPOINTING),
+            attention=_chosen(point, "attn", ATTENTION),
         ),
     )
 
 
-def compare(point: dict[str, Any]) -> Comparison:
-    """Predict one point."""
-    step = run_step(job_of(point), A100)
+def _chosen(point: dict[str, Any], name: str, known: dict[str, Any]) -> Any:
+    value = point.get(name)
+    if not isinstance(value, str) or value not in known:
+        raise Inexpressible(f"{name} {value}" if name in point else f"{name} is not stated")
+    return known[value]
+
+
+def _count(point: dict[str, Any], name: str) -> int:
+    value = point.get(name)
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 < value <= MOST_TOKENS:
+        raise Inexpressible(f"{name} {value} is no count" if name in point else f"{name} is not stated")
+    return value
+
+
+def _sizes(point: dict[str, Any]) -> None:
+    """Raise Inexpressible where a point lacks a figure to compare with."""
+    for name in SIZES:
+        size = point.get(name)
+        if isinstance(size, bool) or not isinstance(size, int) or size < 0:
+            raise Inexpressible(f"{name} is no size")
+    if not point["peak_bytes"] or not point["param_bytes"]:
+        raise Inexpressible("a model of no bytes")
+    if point["fwd_end_bytes"] <= point["static_before_fwd_bytes"]:
+        raise Inexpressible("its forward leaves nothing")
+
+
+def compare(point: dict[str, Any]) -> Comparison | Skipped:
+    """Predict one point, or say why not."""
+    try:
+        _sizes(point)
+        step = run_step(job_of(point), A100)
+    except (Inexpressible, Unsupported) as reason:
+        return Skipped(str(point["id"]), str(reason))
+    except Exception as problem:  # one point must not take the others' tables away; the table names it
+        return Skipped(str(point["id"]), failure(problem))
     peak = max(step.timeline, key=lambda phase: phase.peak_bytes)
     return Comparison(
         point=point,
@@ -101,7 +158,14 @@ def compare(point: dict[str, Any]) -> Comparison:
     )
 
 
-def compare_all(path: str) -> Iterator[Comparison]:
-    """Predict every point of a file."""
+def compare_all(path: str) -> tuple[list[Comparison], list[Skipped]]:
+    """Predict every point of a file; those left out, with the reason, apart."""
+    compared: list[Comparison] = []
+    skipped: list[Skipped] = []
     for point in read_points(path):
-        yield compare(point)
+        found = point if isinstance(point, Skipped) else compare(point)
+        if isinstance(found, Skipped):
+            skipped.append(found)
+        else:
+            compared.append(found)
+    return compared, skipped

@@ -7,7 +7,6 @@ from collections.abc import Iterable, Sequence
 from benchmarks.accuracy.explanations import explain
 from benchmarks.accuracy.measured import (
     Prediction,
-    Skipped,
     Summary,
     Verdicts,
     gib,
@@ -17,12 +16,13 @@ from benchmarks.accuracy.measured import (
     verdicts,
 )
 from benchmarks.accuracy.oracle import Comparison
+from benchmarks.accuracy.skipped import Skipped, by_reason
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    """A Markdown table."""
+    """A Markdown table; what a file of rows says cannot break it."""
     lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
-    lines += ["| " + " | ".join(row) + " |" for row in rows]
+    lines += ["| " + " | ".join([" ".join(cell.split()).replace("|", "\\|") for cell in row]) + " |" for row in rows]
     return [*lines, ""]
 
 
@@ -50,7 +50,7 @@ def measured_tables(predictions: Sequence[Prediction], skipped: Sequence[Skipped
         ("metric", metric_group),
         ("framework", lambda p: f"{p.row.framework}, {metric_group(p)}"),
         ("method", lambda p: f"{p.row['method']}, {metric_group(p)}"),
-        ("family", lambda p: p.job.architecture.model_type if p.job.architecture else "?"),
+        ("family", lambda p: f"{p.job.architecture.model_type if p.job.architecture else '?'}, {metric_group(p)}"),
     )
     for name, key in keys:
         lines += [f"By {name}:", ""]
@@ -125,18 +125,19 @@ def other_rows(predictions: Sequence[Prediction]) -> list[str]:
     return [*lines, text + f"{_named(found.false_fits)}.", ""]
 
 
-def left_out(skipped: Sequence[Skipped]) -> list[str]:
-    """Why rows were not predicted, with counts."""
-    counts: dict[str, int] = {}
-    for item in skipped:
-        counts[item.reason] = counts.get(item.reason, 0) + 1
-    lines = ["### Rows not predicted", ""]
-    ranked = sorted(counts.items(), key=lambda pair: (-pair[1], pair[0]))
-    return lines + table(("reason", "rows"), [(reason, str(count)) for reason, count in ranked])
+def left_out(skipped: Sequence[Skipped], what: str = "Rows not predicted") -> list[str]:
+    """Which rows were not predicted, and why; nothing where all were."""
+    if not skipped:
+        return []
+    rows = [(reason, str(count), names) for reason, count, names in by_reason(skipped)]
+    return [f"### {what}", "", *table(("reason", "rows", "which"), rows)]
 
 
-def oracle_tables(comparisons: Sequence[Comparison], worst: int) -> list[str]:
-    """Errors against traced reference points, by family."""
+def oracle_tables(comparisons: Sequence[Comparison], skipped: Sequence[Skipped], worst: int) -> list[str]:
+    """Errors against traced reference points, by family, and the points left out."""
+    beside = left_out(skipped, "Points not compared")
+    if not comparisons:
+        return beside or ["The file holds no point.", ""]
     families: dict[str, list[Comparison]] = {}
     for comparison in comparisons:
         families.setdefault(str(comparison.point["model_type"]), []).append(comparison)
@@ -145,26 +146,27 @@ def oracle_tables(comparisons: Sequence[Comparison], worst: int) -> list[str]:
     lines = table(head, [_oracle_cells("all", list(comparisons)), *rows])
     ranked = sorted(comparisons, key=lambda c: -abs(c.error))[:worst]
     lines += ["Largest errors:", ""]
-    return lines + table(
+    lines += table(
         ("id", "model", "traced", "predicted", "error", "phase traced, predicted"),
         [
             (
                 str(c.point["id"]),
-                str(c.point["model"]),
+                str(c.point.get("model")),
                 gib(int(c.point["peak_bytes"])),
                 gib(c.predicted),
                 f"{100 * c.error:+.3f} %",
-                f"{c.point['peak_phase']}, {c.phase}",
+                f"{c.point.get('peak_phase')}, {c.phase}",
             )
             for c in ranked
         ],
     )
+    return lines + beside
 
 
 def _oracle_cells(name: str, group: list[Comparison]) -> tuple[str, ...]:
     errors = sorted(abs(c.error) for c in group)
     ends = sorted(abs(c.forward_end_error) for c in group)
-    right = sum(c.phase == c.point["peak_phase"] for c in group)
+    right = sum(c.phase == c.point.get("peak_phase") for c in group)
     statics = max(abs(c.static_error) for c in group)
     middle = len(group) // 2
     peak = (percent(errors[middle]), percent(errors[-1]), f"{right} of {len(group)}")

@@ -331,7 +331,7 @@ class TestBenchmark:
 
         predictions, skipped = predict_file(rows)
         assert [p.row.id for p in predictions] == ["own-1", "own-2"]
-        assert {s.row.id: s.reason for s in skipped}["own-3"] == "several GPUs"
+        assert {s.id: s.reason for s in skipped}["own-3"] == "several GPUs"
         assert "unheard-of" in skipped[-1].reason
 
     def test_verdicts_are_compared_with_what_happened(self, rows: str) -> None:
@@ -352,6 +352,64 @@ class TestBenchmark:
         assert "with memlint" in text and "allocated (1 rows)" in text and "own-1" in text
         assert "no held-out test" in text
         assert "several GPUs" in capsys.readouterr().out
+
+    def test_every_row_left_out_stands_in_the_page_with_its_reason(self, rows: str) -> None:
+        from benchmarks.accuracy.measured import predict_file
+        from benchmarks.accuracy.tables import left_out
+
+        text = "\n".join(left_out(predict_file(rows)[1]))
+        assert "| several GPUs | 1 | own-3 |" in text and "| own-4 |" in text
+        assert left_out([]) == []
+
+    @pytest.mark.parametrize(
+        ("changes", "reason"),
+        [
+            pytest.param({"measured_gib": "much"}, "measured_gib `much` is no size", id="words for a size"),
+            pytest.param({"measured_gib": "-4.0"}, "measured_gib `-4.0` is no size", id="a negative size"),
+            pytest.param({"measured_gib": "nan"}, "measured_gib `nan` is no size", id="not a number"),
+            pytest.param({"metric": "hearsay"}, "metric `hearsay`", id="an unknown metric"),
+            pytest.param({"num_gpus": "a few"}, "num_gpus `a few` is no count", id="words for a count"),
+            pytest.param({"seq_len": "0"}, "seq_len 0 is out of bounds", id="no tokens"),
+            pytest.param({"micro_batch": "9" * 12}, f"micro_batch {'9' * 12} is out of bounds", id="too many rows"),
+            pytest.param({"seq_len": ""}, "length or micro batch is not stated", id="no length"),
+            pytest.param({"model": ""}, "the model is not named", id="no model"),
+            pytest.param({"model": "bert-base-uncased"}, "on an encoder", id="a model without that objective"),
+            pytest.param({"method": "oft", "lora_rank": ""}, "OFT's number of blocks is not stated", id="no blocks"),
+            pytest.param({"optimizer": "magic"}, "optimizer magic", id="an unknown optimizer"),
+        ],
+    )
+    def test_an_odd_row_is_left_out_with_its_reason(self, changes: dict[str, str], reason: str) -> None:
+        import csv
+
+        from benchmarks.accuracy.measured import predict_row
+        from benchmarks.accuracy.measured_rows import Row
+        from benchmarks.accuracy.skipped import Skipped
+
+        good = next(csv.DictReader(ROWS.splitlines()))
+        found = predict_row(Row({**good, **changes}), {})
+        assert isinstance(found, Skipped) and found.id == "own-1"
+        assert reason in found.reason
+
+    def test_a_file_from_a_spreadsheet_is_read(self, tmp_path: Any) -> None:
+        """A byte order mark, CRLF, a column nobody asked for, a row with too many cells and one without a name."""
+        from benchmarks.accuracy.measured_rows import read_rows
+
+        head, first, *_ = ROWS.splitlines()
+        lines = [f"{head},colour", f"{first},red", f"{first},red,and,more", ",".join(["", *first.split(",")[1:]])]
+        path = tmp_path / "rows.csv"
+        path.write_bytes(b"\xef\xbb\xbf" + "\r\n".join(lines).encode() + b"\r\n")
+        assert [row.id for row in read_rows(str(path))] == ["own-1", "own-1", "line 4"]
+
+    def test_a_file_of_another_form_says_which_columns_it_lacks(
+        self, tmp_path: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        from benchmarks.accuracy.__main__ import main
+
+        path = tmp_path / "other.csv"
+        path.write_text("id,model\n1,gpt2\n", encoding="utf-8")
+        monkeypatch.setattr("sys.argv", ["accuracy", "--measured", str(path)])
+        assert main() == 2
+        assert "no column framework, method" in capsys.readouterr().err
 
     def test_without_a_file_it_says_what_to_give(
         self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
