@@ -106,7 +106,7 @@ class TrainingJob:
     model: str | Mapping[str, Any]
     """What the config names: a Hugging Face ID, a path, or an inline HF config."""
     architecture: Architecture | None = None
-    """Filled by :func:`memlint.models.resolve.resolve_job`; None until then or when unknown."""
+    """Filled by :func:`memlint.engine.models.resolve`; None until then or when unknown."""
     training: Training = field(default_factory=Training)
     parallelism: Parallelism = field(default_factory=Parallelism)
     hardware: Hardware = field(default_factory=Hardware)

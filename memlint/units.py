@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
-KIB = 1024
 MIB = 1024**2
 GIB = 1024**3
-
-DType = Literal["fp64", "fp32", "bf16", "fp16", "fp8", "int8", "uint8", "int64", "bool"]
 
 DTYPE_BYTES: dict[str, int] = {
     "fp64": 8,

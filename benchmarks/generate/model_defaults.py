@@ -8,7 +8,7 @@ One JSON line a model_type, found by text search and parsed alone:
 * ``rules``: field -> how ``__post_init__`` or a property computes it, in the words of memlint/models/derive.py.
   The rules are not read from the source: each class is built with one field after the other changed, which shows
   what a value depends on, and the simplest rule that explains every such instance is kept;
-* ``open``: computed fields that no rule explains (their value is then absent, or comes from derive.SPECIAL).
+* ``open``: computed fields that no rule explains (their value is then absent, or comes from memlint/models/special.py).
 
 Fields that cannot matter to memory (token ids, epsilons, initialisers, labels) are left out.
 Run: ``python -m benchmarks.generate.model_defaults`` with the transformers version that the data shall follow.

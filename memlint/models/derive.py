@@ -19,10 +19,9 @@ A rule is a short list, its first word an operation. ``L`` below is the value of
 from __future__ import annotations
 
 import math
-from typing import Any, Callable, Mapping
+from typing import Any, Mapping
 
-MAX_LAYERS = 10_000
-"""Bound on lists made from a length field (untrusted input); ``schemas/hf-config.schema.json`` states the same."""
+from memlint.models.fields import MAX_LAYERS
 
 
 def _number(operand: Any, values: Mapping[str, Any]) -> Any:
@@ -69,7 +68,3 @@ def apply_rule(rule: list[Any], values: Mapping[str, Any]) -> Any:
         first = min(max(_number(rule[2], values), 0), length)
         return [rule[3]] * first + [rule[4]] * (length - first)
     raise ValueError(word)
-
-
-Special = Callable[[dict[str, Any]], None]
-SPECIAL: dict[str, Special] = {}

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any, Mapping
+from typing import Any, Mapping
 
 from memlint.errors import UserError
 from memlint.models.architecture import Architecture
 from memlint.models.files import UnreadableConfig, config_in, inside, read_config_file
 from memlint.models.ids import file_name, is_model_id, looks_like_path
 from memlint.models.validate import ConfigProblem
-from memlint.records import dataclass, replace
-
-if TYPE_CHECKING:
-    from memlint.job import TrainingJob
+from memlint.records import dataclass
 
 PROJECT_FOLDER = os.path.join(".memlint", "models")
 """Where ``memlint models add`` saves configs, beside the settings or at the repository root."""
@@ -33,14 +30,6 @@ class Resolved:
     """What is wrong in the config that was found (MEM003); its key paths are those of that config."""
     file: str | None = None
     """The config file that was read; None for an inline config, the catalog and the hub."""
-
-
-class ModelConfigError(UserError):
-    """A config was found and is not sound; carries the :class:`Resolved` with its problems."""
-
-    def __init__(self, resolved: Resolved) -> None:
-        super().__init__(resolved.reason or "the model's config is not sound")
-        self.resolved = resolved
 
 
 def resolve_model(
@@ -87,33 +76,6 @@ def resolve_model(
     if row is not None:
         return _read(row.config, text, "catalog", None)
     return _from_hub(text, offline)
-
-
-def resolve_job(
-    job: TrainingJob,
-    *,
-    base_dir: str,
-    settings_models: Mapping[str, str],
-    search_root: str,
-    offline: bool,
-    trusted: bool = False,
-) -> TrainingJob:
-    """Return ``job`` with its architecture. Raises UserError (the reason), ModelConfigError for an unsound config."""
-    resolved = resolve_model(
-        job.model,
-        base_dir=base_dir,
-        settings_models=settings_models,
-        search_root=search_root,
-        offline=offline,
-        trusted=trusted,
-    )
-    if resolved.problems:
-        raise ModelConfigError(resolved)
-    if resolved.architecture is None:
-        raise UserError(resolved.reason or "the model's shape is not known")
-    from memlint.models.checkpoint import as_stored
-
-    return as_stored(replace(job, architecture=resolved.architecture), resolved.architecture)
 
 
 def _read(config: Mapping[str, Any], model_id: str | None, source: str, file: str | None) -> Resolved:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Callable, Mapping
 
-from memlint.models.derive import MAX_LAYERS
+from memlint.models.fields import MAX_LAYERS
 
 Values = dict[str, Any]
 Step = Callable[[Values, Mapping[str, Any]], None]

@@ -10,7 +10,8 @@ from memlint.estimate.simulate import simulate
 from memlint.job import Lora, Origin, Quantization, Training, TrainingJob, replace_fields
 from memlint.models.catalog import QUANTIZATIONS
 from memlint.models.checkpoint import as_stored, stored_quantization
-from memlint.models.resolve import resolve_job
+from memlint.models.resolve import resolve_model
+from memlint.records import replace
 
 PLAIN, PACKED = "meta-llama/Llama-3.1-8B", "unsloth/Meta-Llama-3.1-8B-bnb-4bit"
 
@@ -18,7 +19,9 @@ PLAIN, PACKED = "meta-llama/Llama-3.1-8B", "unsloth/Meta-Llama-3.1-8B-bnb-4bit"
 def job(model: str, **changes: Any) -> TrainingJob:
     asked = TrainingJob(model=model, training=Training(method="lora", lora=Lora()))
     asked = replace_fields(asked, changes)
-    return resolve_job(asked, base_dir="/", settings_models={}, search_root="/", offline=True)
+    found = resolve_model(model, base_dir="/", settings_models={}, search_root="/", offline=True).architecture
+    assert found is not None
+    return as_stored(replace(asked, architecture=found), found)
 
 
 def test_lora_on_a_4_bit_checkpoint_is_qlora() -> None:

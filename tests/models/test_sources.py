@@ -10,11 +10,9 @@ from typing import Any
 
 import pytest
 
-from memlint.errors import UserError
-from memlint.job import TrainingJob
 from memlint.models import resolve as resolve_module
 from memlint.models.cache import cache_folder, cached_config
-from memlint.models.resolve import ModelConfigError, Resolved, resolve_job, resolve_model
+from memlint.models.resolve import Resolved, resolve_model
 
 SMALL = {"model_type": "llama", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 100}
 
@@ -287,22 +285,3 @@ class TestUnknown:
         assert resolve("nobody/has-this-model", project).architecture is None
         monkeypatch.setenv("HF_HUB_OFFLINE", "1")
         assert resolve("nobody/has-this-model", project, offline=False).architecture is None
-
-
-class TestJob:
-    def options(self, project: Path) -> dict[str, Any]:
-        return {"base_dir": str(project), "settings_models": {}, "search_root": str(project), "offline": True}
-
-    def test_a_job_gets_its_architecture(self, project: Path) -> None:
-        job = resolve_job(TrainingJob(model="Qwen/Qwen3-8B"), **self.options(project))
-        assert job.architecture is not None
-        assert job.architecture.num_hidden_layers == 36
-
-    def test_a_job_without_a_known_model_says_why(self, project: Path) -> None:
-        with pytest.raises(UserError, match="memlint models add"):
-            resolve_job(TrainingJob(model="nobody/has-this-model"), **self.options(project))
-
-    def test_an_unsound_inline_config_carries_its_problems(self, project: Path) -> None:
-        with pytest.raises(ModelConfigError) as caught:
-            resolve_job(TrainingJob(model={"model_type": "llama", "hidden_size": -1}), **self.options(project))
-        assert caught.value.resolved.problems[0].key == ("hidden_size",)
