@@ -62,6 +62,8 @@ class Quantization:
     """nf4 fp4 int8 gptq awq aqlm hqq fp8 nvfp4."""
     double_quant: bool = True
     block_size: int = 64
+    group_size: int = 128
+    """GPTQ, AWQ: inputs of an output that share a scale; -1: all of them."""
     skip: tuple[str, ...] = ("lm_head",)
     """Linear modules left unquantised (transformers skips the output embedding)."""
     storage: str = "uint8"

@@ -86,6 +86,7 @@ QUANTIZATION: dict[str, Field] = {
     "type": Field("choice", "format", ("nf4", "fp4", "int8", "gptq", "awq", "aqlm", "hqq", "fp8", "nvfp4")),
     "double_quant": _flag("absmax values quantised again"),
     "block_size": _count("weights that share an absmax", 1 << 20),
+    "group_size": Field("integer", "gptq, awq: inputs that share a scale; -1: all", minimum=-1, maximum=1 << 20),
     "skip": Field("strings", "linear modules left as they are"),
     "storage": Field("string", "bnb_4bit_quant_storage"),
     "kbit_preparation": _flag("peft.prepare_model_for_kbit_training: other half-precision parameters become fp32"),

@@ -86,12 +86,19 @@ class Rotated:
         return total
 
 
+def _divisor(width: int, wanted: int) -> int:
+    """OFTLayer.adjust_oft_parameters: the divisor of ``width`` that is nearest to ``wanted``, of two the lower."""
+    if wanted >= width:
+        return width
+    distance = 0
+    while width % (wanted - distance) and width % (wanted + distance):
+        distance += 1
+    return wanted + distance if width % (wanted - distance) else wanted - distance
+
+
 def oft(build: Build, name: str, base: Any, inputs: int, outputs: int, lora: Lora) -> Any:
     """OFT over a linear layer: a vector of block * (block - 1) / 2 elements for each block of its input."""
-    block = lora.block_size or OFT_BLOCK
-    while inputs % block:
-        # OFTLayer.adjust_oft_parameters: the nearest divisor of the input's width.
-        block -= 1
+    block = _divisor(inputs, lora.block_size or OFT_BLOCK)
     elements = block * (block - 1) // 2
     vectors = build.parameter(f"{name}.oft_R", inputs // block, elements, dtype=lora.dtype, adapter=True)
     for _ in ("rows", "cols"):
@@ -155,7 +162,7 @@ def boft(build: Build, name: str, base: Any, inputs: int, outputs: int, lora: Lo
     """BOFT over a linear layer, one butterfly factor (its default): blocks, scales, and a permutation buffer."""
     block = lora.block_size or BOFT_BLOCK
     while inputs % block:
-        block -= 1
+        block -= 1  # PEFT refuses such a width
     blocks = build.parameter(f"{name}.boft_R", 1, inputs // block, block, block, dtype=lora.dtype, adapter=True)
     scales = build.parameter(f"{name}.boft_s", outputs, 1, dtype=lora.dtype, adapter=True)
     return Butterfly(base, blocks, scales, inputs)

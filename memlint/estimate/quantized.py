@@ -80,8 +80,9 @@ class QuantizedWeight:
 
         bitsandbytes functional.py quantize_4bit: two values a byte, one fp32 absmax per block; compress_statistics
         stores absmax in 8 bits with one fp32 per 256 and one fp32 offset. int8: one byte a value, one fp32 per row.
-        NVFP4: two values a byte, one fp8 scale per 16 and one fp32 per tensor. GPTQ and AWQ: packed int32, fp16 scales
-        and packed zeros per group of 128.
+        NVFP4: two values a byte, one fp8 scale per 16 and one fp32 per tensor. GPTQ and AWQ (gptqmodel 7.7
+        nn_modules/qlinear): packed int32, fp16 scales and packed zeros per group, GPTQ an int32 group for each input;
+        AQLM and HQQ are taken to need as much as GPTQ of as many bits.
         """
         n = prod(self.shape)
         kind = self.quantization.type
@@ -98,9 +99,10 @@ class QuantizedWeight:
             return [n, 4]
         if kind == "nvfp4":
             return [-(-n // 2), -(-n // 16), 4]
-        bits = self.quantization.bits
-        groups = -(-self.shape[1] // 128)
-        return [n * bits // 8, groups * self.shape[0] * 2, groups * self.shape[0] * bits // 8, self.shape[1] * 4]
+        bits, group = self.quantization.bits, self.quantization.group_size
+        groups = -(-self.shape[1] // group) if group > 0 else 1
+        packed = [n * bits // 8, groups * self.shape[0] * 2, groups * self.shape[0] * bits // 8]
+        return packed if kind == "awq" else [*packed, self.shape[1] * 4]
 
     def whole(self, f: Tape, dtype: str) -> Tensor:
         """The weight as peft dequantises it for DoRA: 4 bits as the backward does, 8 bits in fp32 first."""

@@ -111,6 +111,10 @@ def _stated(job: TrainingJob, name: str) -> bool:
     return origin is not None and origin.default is None and origin.assumed is None
 
 
+GROUP = 128
+"""group_size of transformers' GPTQConfig and AwqConfig (5.24 utils/quantization_config.py) where a config has none."""
+
+
 def stored_quantization(config: Mapping[str, Any]) -> Quantization | None:
     """Return the format of a ``quantization_config``; None for one that training dequantises, or that is not known.
 
@@ -125,8 +129,13 @@ def stored_quantization(config: Mapping[str, Any]) -> Quantization | None:
         double = bool(config.get("bnb_4bit_use_double_quant"))
         return Quantization(type=kind, double_quant=double, skip=_skipped(config), experts="linear")
     if method in ("gptq", "awq"):
-        bits = config.get("bits")
-        return Quantization(bits=bits if bits in (2, 3, 4, 8) else 4, type=method, skip=_skipped(config))
+        bits, group = config.get("bits"), config.get("group_size")
+        return Quantization(
+            bits=bits if bits in (2, 3, 4, 8) else 4,
+            type=method,
+            group_size=group if isinstance(group, int) and (group > 0 or group == -1) else GROUP,
+            skip=_skipped(config),
+        )
     if str(config.get("quant_algo") or "").upper() == "NVFP4":
         return Quantization(type="nvfp4", double_quant=False, skip=_skipped(config), experts="fused")
     return None

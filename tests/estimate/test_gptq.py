@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
+from memlint.estimate.quantized import QuantizedWeight
 from memlint.estimate.result import Estimate
 from memlint.estimate.simulate import simulate
 from memlint.job import Lora, Precision, Quantization, Training, TrainingJob, replace_fields
@@ -62,3 +65,18 @@ def test_the_newest_library_unpacks_anew_in_the_backward() -> None:
     """gptqmodel triton_utils/dequant.py saves the packed weight, as bitsandbytes does."""
     gptq, packed = estimate("5.24.0"), estimate("5.24.0", **NF4)
     assert gptq.forward_end_activation_bytes == packed.forward_end_activation_bytes
+
+
+@pytest.mark.parametrize(
+    ("kind", "group", "sizes"),
+    [
+        pytest.param("gptq", 128, [1024 * 256, 8 * 512 * 2, 8 * 256, 4096], id="groups of 128"),
+        pytest.param("gptq", 32, [1024 * 256, 32 * 512 * 2, 32 * 256, 4096], id="groups of 32"),
+        pytest.param("gptq", -1, [1024 * 256, 512 * 2, 256, 4096], id="one group"),
+        pytest.param("awq", 128, [1024 * 256, 8 * 512 * 2, 8 * 256], id="awq has no group numbers"),
+    ],
+)
+def test_a_weight_of_512_by_1024_is_stored_as_gptqmodel_does(kind: str, group: int, sizes: list[int]) -> None:
+    """gptqmodel 7.7 nn_modules/qlinear/__init__.py: qweight, scales in fp16, qzeros, g_idx in int32."""
+    weight = QuantizedWeight(512, 1024, Quantization(type=kind, group_size=group), "fp16")
+    assert weight.storages() == sizes

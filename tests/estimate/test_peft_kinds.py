@@ -68,3 +68,31 @@ def test_frozen_matrices_of_vera_are_there_once() -> None:
     plain = simulate(_job("lora", Lora(rank=1, targets=("q_proj",))))
     adapters = 28 * ((256 + 3072) * 4 - 2 * 3072 * 4)
     assert vera.static["parameters"] - plain.static["parameters"] == 2 * 256 * 3072 * 4 + adapters
+
+
+@pytest.mark.parametrize(
+    ("width", "block"),
+    [
+        pytest.param(66, 33, id="the nearest divisor above"),
+        pytest.param(100, 25, id="below"),
+        pytest.param(24, 24, id="narrower than a block"),
+    ],
+)
+def test_oft_takes_the_nearest_block_that_divides(width: int, block: int) -> None:
+    """peft 0.21 tuners/oft/layer.py adjust_oft_parameters of the default, 32."""
+    shape = read_config(
+        {
+            "model_type": "llama",
+            "hidden_size": width,
+            "num_hidden_layers": 1,
+            "num_attention_heads": 2,
+            "intermediate_size": 128,
+            "vocab_size": 64,
+        }
+    )
+    assert isinstance(shape, Architecture)
+    job = replace_fields(
+        TrainingJob(model="m", architecture=shape),
+        {"training.method": "oft", "training.lora": Lora(targets=("q_proj",)), "training.sequence_length": 16},
+    )
+    assert simulate(job).trainable_parameters == width // block * (block * (block - 1) // 2)

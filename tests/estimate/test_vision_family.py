@@ -8,11 +8,13 @@ import pytest
 
 from memlint.estimate.build import Build
 from memlint.estimate.env import Env
+from memlint.estimate.errors import Unsupported
 from memlint.estimate.families import registry
 from memlint.estimate.simulate import Step, run_step
 from memlint.job import Checkpointing, Lora, Precision, Training, TrainingJob, replace_fields
 from memlint.models.architecture import Architecture
 from memlint.models.config import read_config
+from memlint.records import replace
 from tests.estimate.vision_configs import CONFIGS, FIXED, PADDED, PEAKS, PIXELS, TOWER
 
 HALF = Precision(weights="bf16", autocast=None)
@@ -239,3 +241,13 @@ def test_image_models_peak_where_the_real_code_does(kind: str, objective: str, s
     start = TrainingJob(model=kind, architecture=architecture, training=training)
     step = run_step(replace_fields(start, SETUPS[setup]), (8, 0))
     assert peak(step) == pytest.approx(traced, rel=0.007)
+
+
+@pytest.mark.parametrize("layer", [7, 10**9])
+def test_a_hidden_state_that_the_tower_does_not_have_is_refused_at_once(layer: int) -> None:
+    """llava's tower has six layers here; a config from a pull request may name any number."""
+    wanted = job("llava")
+    assert wanted.architecture is not None
+    config = {**wanted.architecture.config, "vision_feature_layer": layer}
+    with pytest.raises(Unsupported, match="vision_feature_layer"):
+        run_step(replace(wanted, architecture=replace(wanted.architecture, config=config)))

@@ -112,3 +112,9 @@ def test_what_the_file_states_stands() -> None:
     stated = {"training.objective": Origin(file="a.yaml"), "training.sequence_length": Origin(file="a.yaml")}
     found = job("google-bert/bert-base-uncased", origins=stated)
     assert (found.training.objective, found.training.sequence_length) == ("causal-lm", 2048)
+
+
+@pytest.mark.parametrize(("stated", "group"), [(32, 32), (-1, -1), (None, 128), ("128", 128), (0, 128)])
+def test_a_packed_checkpoint_says_how_many_inputs_share_a_scale(stated: Any, group: int) -> None:
+    found = stored_quantization({"quant_method": "gptq", "bits": 4, "group_size": stated})
+    assert found is not None and found.group_size == group

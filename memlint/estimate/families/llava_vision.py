@@ -105,6 +105,8 @@ def numbered(whole: Architecture, a: Architecture) -> list[int]:
     named = whole.get("vision_feature_layer", -2)
     found = [int(n) for n in (named if isinstance(named, (list, tuple)) else [named])]
     found = [a.num_hidden_layers + 1 + n if n < 0 else n for n in found]
+    if found and max(found) > a.num_hidden_layers:
+        raise Unsupported(f"the image tower has no hidden state {max(found)} (`vision_feature_layer`)")
     if not found or min(found) < 1:
         raise Unsupported("no memory model for the embedded patches as features of the image tower yet")
     return found
