@@ -48,7 +48,6 @@ def device_interval(
         gpus=world,
         nodes=target.nodes if target is not None else 1,
         sharded=job.parallelism.strategy not in ("none", "ddp"),
-        varying_lengths=False,
     )
     if replay is not None:
         overheads = tuple([_replayed(o, replay, overheads[0], allocated) for o in overheads])

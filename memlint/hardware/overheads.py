@@ -4,7 +4,10 @@ Every figure is a range with its source. A process's total minus what PyTorch sa
 public out-of-memory texts, is 0.42 to 0.58 GiB on one GPU (six rows: litgpt tutorials/oom.md, OpenBMB/MiniCPM-V#588,
 Wan-Video/Wan2.1#465, DINGYANB/MTVCrafter#21, bmaltais/kohya_ss#2724, 3DTopia/Phidias-Diffusion#8); these hold the
 context, the kernels that training loads and the libraries' own buffers, so the context figures below are of that kind,
-not the smaller one of an idle process. All sizes in bytes.
+not the smaller one of an idle process. Among their bounds 400 MiB is what the first CUDA operation takes
+(pytorch/pytorch#109888) and 700 the most between machines (pytorch/pytorch#28113); those for which no figure was found
+are margins of judgement: the upper ones of 8.6 and 8.9, both of 10.0, NCCL's least, and the half of the network's
+buffers that several nodes are expected to add. All sizes in bytes.
 """
 
 from __future__ import annotations
@@ -21,8 +24,7 @@ _CONTEXTS: tuple[tuple[Capability, int, int, int, str], ...] = (
         430,
         1343,
         "V100: 300-400 MiB after the first tensor, pytorch/pytorch#20532; 1343 MiB with eager module loading, "
-        "transformers "
-        "docs model_memory_anatomy",
+        "transformers docs model_memory_anatomy",
     ),
     (
         (7, 5),
@@ -55,8 +57,7 @@ _CONTEXTS: tuple[tuple[Capability, int, int, int, str], ...] = (
         522,
         700,
         "A100/H100: 0.51 GiB outside PyTorch in training, litgpt tutorials/oom.md; 616 MiB for an idle context "
-        "on an 8-GPU "
-        "node, LMCache/LMCache#4019",
+        "on an 8-GPU node, LMCache/LMCache#4019",
     ),
     (
         (10, 0),
@@ -79,8 +80,7 @@ _CONTEXT_UNKNOWN = (
 
 _CUBLAS_SOURCE = (
     "PyTorch aten/src/ATen/cuda/CublasHandlePool.cpp: :4096:2:16:8 = 8.125 MiB, 32 MiB from compute capability "
-    "9.0; one for "
-    "each thread that multiplies (forward, autograd). Releases after 2.13 keep none unless "
+    "9.0; one for each thread that multiplies (forward, autograd). Releases after 2.13 keep none unless "
     "TORCH_CUBLAS_WORKSPACE_CACHE=1"
 )
 
@@ -125,13 +125,11 @@ def cublas_workspace(capability: Capability | None) -> Overhead:
     )
 
 
-def nccl_buffers(
-    capability: Capability | None, gpus: int, *, nodes: int = 1, communicators: int = 1
-) -> Overhead | None:
-    """Return NCCL's buffers on one GPU, outside the allocator; None for one GPU.
+def nccl_buffers(capability: Capability | None, gpus: int, *, nodes: int = 1) -> Overhead | None:
+    """Return NCCL's buffers on one GPU for a process group of so many, outside the allocator; None for one GPU.
 
-    ``gpus`` is the size of the process group, ``communicators`` how many groups are in use (data, tensor, pipeline,
-    ...): NCCL's memory grows linearly in them (NVIDIA/nccl#986).
+    One communicator is counted; a run that mixes data, tensor and pipeline parallelism has several, and NCCL's memory
+    grows linearly in them (NVIDIA/nccl#986).
     """
     if gpus < 2:
         return None
@@ -151,20 +149,19 @@ def nccl_buffers(
     return Overhead(
         name="nccl",
         low_bytes=low * MIB,
-        expected_bytes=expected * communicators * MIB,
-        high_bytes=high * communicators * MIB,
+        expected_bytes=expected * MIB,
+        high_bytes=high * MIB,
         source=source,
     )
 
 
-def allocator_slack(
-    allocated_bytes: int, *, sharded: bool = False, varying_lengths: bool = False, expandable_segments: bool = False
-) -> Overhead:
+def allocator_slack(churn_bytes: int, *, sharded: bool = False, expandable_segments: bool = False) -> Overhead:
     """Return what the caching allocator holds above the allocated peak: rounding to segments and fragmentation.
 
-    The ranges are shares of the allocated peak. ``sharded`` jobs (FSDP, ZeRO) allocate and free whole layers on several
-    streams; ``varying_lengths`` means batches of changing shape, for which the allocator keeps blocks of many sizes;
-    ``expandable_segments`` is PYTORCH_CUDA_ALLOC_CONF, which removes most fragmentation.
+    ``churn_bytes`` come and go within the step. The sources give shares of all that was allocated; they are taken of
+    the churn, since weights and states are laid down once and fragment nothing. ``sharded`` jobs (FSDP, ZeRO) allocate
+    and free whole layers on several streams; ``expandable_segments`` is PYTORCH_CUDA_ALLOC_CONF, which removes most
+    fragmentation. Batches of varying length are replayed instead (estimate/allocator.py).
     """
     low, expected, high = 0.0, 0.022, 0.144
     source = (
@@ -176,46 +173,33 @@ def allocator_slack(
         low, expected, high = 0.03, 0.144, 0.37
         source = (
             "sharded: 3 to 37 % of allocated, torchtitan#165 and Megatron-Bridge verification cards; 14.4 % "
-            "when memory ran "
-            "out, OpenBMB/MiniCPM-V#588"
+            "when memory ran out, OpenBMB/MiniCPM-V#588"
         )
-    if varying_lengths:
-        high = max(high, 0.55)
-        source += "; up to 55 % with batches of changing length, peft method_comparison (20.76 against 13.4 GiB)"
     if expandable_segments:
         expected, high = min(expected, 0.03), min(high, 0.10)
         source += "; expandable segments remove most of it, Megatron-Bridge skill nemo-mbridge-perf-memory-tuning"
     rounding = 20 * MIB  # a segment of the 1-10 MiB pool, partly used: c10/cuda/CUDACachingAllocator.cpp kLargeBuffer
     return Overhead(
         name="allocator_slack",
-        low_bytes=int(allocated_bytes * low),
-        expected_bytes=int(allocated_bytes * expected) + rounding,
-        high_bytes=int(allocated_bytes * high) + 2 * rounding,
+        low_bytes=int(churn_bytes * low),
+        expected_bytes=int(churn_bytes * expected) + rounding,
+        high_bytes=int(churn_bytes * high) + 2 * rounding,
         source=source,
     )
 
 
 def device_overheads(
-    allocated_bytes: int,
+    churn_bytes: int,
     *,
     capability: Capability | None = None,
     gpus: int = 1,
     nodes: int = 1,
-    communicators: int = 1,
     sharded: bool = False,
-    varying_lengths: bool = False,
-    expandable_segments: bool = False,
 ) -> tuple[Overhead, ...]:
-    """Return every overhead of one training process above ``allocated_bytes``, in report order.
+    """Return every overhead of one training process above its allocated peak, in report order.
 
     The first two (``cublas_workspace``, ``allocator_slack``) lie inside what PyTorch reserves, the others outside.
     """
-    slack = allocator_slack(
-        allocated_bytes,
-        sharded=sharded,
-        varying_lengths=varying_lengths,
-        expandable_segments=expandable_segments,
-    )
-    nccl = nccl_buffers(capability, gpus, nodes=nodes, communicators=communicators)
-    inside = (cublas_workspace(capability), slack)
+    nccl = nccl_buffers(capability, gpus, nodes=nodes)
+    inside = (cublas_workspace(capability), allocator_slack(churn_bytes, sharded=sharded))
     return (*inside, cuda_context(capability), *(() if nccl is None else (nccl,)))

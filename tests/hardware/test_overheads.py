@@ -54,15 +54,12 @@ def test_cublas_workspace_is_pytorchs_default_for_the_gpu() -> None:
     assert cublas_workspace((8, 6)).expected_bytes == 2 * 8_519_680  # the forward thread's and the autograd thread's
 
 
-def test_nccl_counts_only_with_several_gpus_and_grows_with_its_groups() -> None:
+def test_nccl_counts_only_with_several_gpus_and_grows_with_them() -> None:
     assert nccl_buffers((8, 0), 1) is None
     two, four = nccl_buffers((8, 0), 2), nccl_buffers((8, 0), 4)
     assert two is not None
     assert four is not None
     assert (two.expected_bytes, four.expected_bytes) == (544 * MIB, 688 * MIB)
-    groups = nccl_buffers((8, 0), 4, communicators=3)
-    assert groups is not None
-    assert groups.expected_bytes == 3 * four.expected_bytes
     over_pcie, over_nodes = nccl_buffers((8, 6), 4), nccl_buffers((8, 6), 8, nodes=2)
     assert over_pcie is not None
     assert over_nodes is not None
@@ -76,10 +73,10 @@ def test_nccl_counts_only_with_several_gpus_and_grows_with_its_groups() -> None:
     assert device_overheads(GIB, gpus=2)[-1].name == "nccl"
 
 
-def test_slack_is_wider_where_layers_come_and_go_or_shapes_change() -> None:
+def test_slack_is_wider_where_layers_come_and_go() -> None:
     plain, sharded = allocator_slack(40 * GIB), allocator_slack(40 * GIB, sharded=True)
     assert plain.expected_bytes < sharded.expected_bytes
-    assert plain.high_bytes < sharded.high_bytes < allocator_slack(40 * GIB, varying_lengths=True).high_bytes
+    assert plain.high_bytes < sharded.high_bytes
     assert allocator_slack(40 * GIB, sharded=True, expandable_segments=True).high_bytes < sharded.high_bytes
 
 
