@@ -85,6 +85,11 @@ class Node:
         self.grad: Tensor | None = None
         self.component = component
 
+    def summed(self, tape: Tape) -> Tensor:
+        """A new tensor for the sum of the gradient that is there and another one."""
+        assert self.grad is not None
+        return tape.like(self.grad)
+
 
 class Block:
     """A part of a model that is run once and stands for all equal ones; see :mod:`memlint.estimate.engine.repeat`."""

@@ -20,7 +20,10 @@ def linger(tape: Tape, tensor: Tensor) -> None:
     if tensor.storage.component == TEMPORARIES:
         tensor.storage.relabel(ACTIVATIONS)
     repeat = tape.pool.repeat
-    given = repeat is not None and tensor.storage.repeat is not repeat
+    # Each of equal blocks has an input of its own; what all of them were given is there once.
+    given = repeat is not None and repeat.input == id(tensor.storage)
+    if given and any(of is repeat and held.storage is tensor.storage for held, of in tape.lingering):
+        given = False
     tape.lingering.append((tensor.detach(), repeat if given else None))
 
 

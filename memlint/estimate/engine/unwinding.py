@@ -98,5 +98,5 @@ class Unwinding:
                 # InputBuffer::accumulate adds in place when it holds the last reference to the gradient and its
                 # storage; else the old and the new gradient and their sum are alive together.
                 if type(edge.grad) is View or getrefcount(edge.grad) > 2 or getrefcount(edge.grad.storage) > 2:
-                    edge.grad = self.like(edge.grad)
+                    edge.grad = edge.summed(tape)
             result = None

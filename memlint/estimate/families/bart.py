@@ -10,6 +10,7 @@ from typing import Any
 
 from memlint.estimate.build import Build, Linear
 from memlint.estimate.engine.pool import LOGITS, TEMPORARIES
+from memlint.estimate.engine.shared import shared
 from memlint.estimate.engine.tape import Tape, Tensor
 from memlint.estimate.env import Batch, Env
 from memlint.estimate.families.pieces import LayerNorm, attend, heads_of, hooked
@@ -128,11 +129,10 @@ class Layer:
 def stack(
     a: Architecture, b: Build, env: Env, side: str, layers: int, layer: Any = Layer, name: str | None = None
 ) -> Stack:
-    """The layers of one side. The last decoder layer, whose backward makes the encoder states' first gradient, is
-    apart.
-    """
+    """The layers of one side. The last decoder layer is apart where no norm follows: its gradient is the head's own."""
     decoder = side == "decoder"
-    kinds = ["layer"] * (layers - 1) + ["last" if decoder else "layer"]
+    apart = decoder and (a.model_type not in PRE_NORM or b.sharding.zero is not None)
+    kinds = ["layer"] * (layers - 1) + ["last" if apart else "layer"]
     at = f"{name or f'model.{side}'}.layers"
     return Stack(b, kinds, lambda build, kind, i: layer(a, build, f"{at}.{i}", env, decoder=decoder))
 
@@ -180,6 +180,7 @@ class Side:
         if self.embed_norm is not None and not self.norms_first:
             x = self.embed_norm(f, x)
         x = dropout(f, x, self.dropout)
+        source = None if source is None else shared(f, source)
         env.state["mask"], env.state["source"], env.state["cross mask"] = mask, source, padded
         x = self.layers(f, env, x)
         if self.norm is not None:

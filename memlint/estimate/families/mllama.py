@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from memlint.estimate.build import Build
+from memlint.estimate.engine.shared import shared
 from memlint.estimate.engine.tape import Tape, Tensor
 from memlint.estimate.env import Batch, Env
 from memlint.estimate.families.llama import Block
@@ -112,12 +113,13 @@ class TextModel(LlamaModel):
             return lambda f, x, *states: block(f, x)
 
         kinds = ["cross" if i in crossing else "full" for i in run]
-        return Stack(b, kinds, make, alone=[index for index, kind in enumerate(kinds) if kind == "cross"][-1:])
+        last = [index for index, kind in enumerate(kinds) if kind == "cross"][-1:]
+        return Stack(b, kinds, make, alone=last if b.sharding.zero is not None else ())
 
     def body(self, f: Tape, x: Tensor, batch: Batch) -> Tensor:
         """Layers and final norm; ``env.state['states']`` are the tower's projected states."""
         states = self.env.state.pop("states", None)
-        self.others = () if states is None else (states,)
+        self.others = () if states is None else (shared(f, states),)
         out = super().body(f, x, batch)
         self.others = ()
         return out

@@ -8,7 +8,8 @@ from __future__ import annotations
 from typing import Any
 
 from memlint.estimate.build import Build, Linear
-from memlint.estimate.engine.pool import LOGITS, TEMPORARIES
+from memlint.estimate.engine.pool import LOGITS, TEMPORARIES, rounded
+from memlint.estimate.engine.shared import make_own, shared
 from memlint.estimate.engine.tape import Leaf, Tape, Tensor
 from memlint.estimate.env import Batch, Env
 from memlint.estimate.families.bias import BUCKET_SCRATCH, anchored
@@ -113,8 +114,9 @@ class StackOfBlocks:
         returned.
         """
         self.dropout = float(a.get("dropout_rate", 0.0))
-        # The last block, whose backward makes the first gradients of what all share, is not like those before it.
-        kinds = ["first", *["rest"] * (layers - 2), "last"][:layers]
+        # The last block's backward is called with zeros for the biases, where blocks hand them on.
+        last = "last" if Handed.among(env) or b.sharding.zero is not None else "rest"
+        kinds = ["first", *["rest"] * (layers - 2), last][:layers]
         self.blocks: list[Block] = []
 
         def make(build: Build, kind: str, index: int) -> Block:
@@ -160,10 +162,12 @@ class StackOfBlocks:
         for block in self.blocks:
             block.handed = handed
             block.uses = ("mask", "cross mask") if handed is not None else SHARED[1:] if block.first else None
+        if source is not None:
+            source = shared(f, source)
         if handed is not None:
             return self.end(f, handed.run(f, self.layers, env, x, () if source is None else (source,)))
         state["source"] = source
-        bias = self.bias(f, length)
+        bias = shared(f, self.bias(f, length))
         state["bias"], state["bias node"], state["bias shape"] = bias, bias.node, (bias.shape, bias.dtype)
         state["cross bias"] = None
         if source is not None:
@@ -188,7 +192,11 @@ class StackOfBlocks:
 def _collect(f: Tape, leaf: Leaf, grad: Tensor) -> None:
     """AccumulateGrad of a tensor that is no parameter: the first gradient is kept, others are added in place."""
     if leaf.grad is None:
+        own = make_own(f.pool, rounded(grad.size), f.component)
         leaf.grad = f.like(grad)
+        if own and leaf.grad.storage is not None:
+            f.pool.hand_over(leaf.grad.storage)
+            f.pool.restart()
 
 
 class Model:

@@ -28,12 +28,16 @@ class Handed:
         self.ties: list[Node] = []
         """Where the gradients wait for the block before."""
 
+    @staticmethod
+    def among(env: Env) -> bool:
+        """Whether checkpoints cut the graph."""
+        options = env.checkpointing
+        return env.checkpointed(0) and options.reentrant and options.mode != "selective"
+
     @classmethod
     def of(cls, env: Env, f: Tape) -> Handed | None:
         """None where checkpoints do not cut the graph."""
-        options = env.checkpointing
-        cut = env.checkpointed(0) and options.reentrant and options.mode != "selective"
-        return cls() if cut and f.grad_enabled else None
+        return cls() if cls.among(env) and f.grad_enabled else None
 
     def give(self, made: list[Tensor]) -> None:
         """Take what the first block's forward, which runs without a graph, has made as the outputs they are."""

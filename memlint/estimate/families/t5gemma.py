@@ -9,6 +9,7 @@ from typing import Any
 
 from memlint.estimate.build import Build, Linear
 from memlint.estimate.engine.pool import LOGITS, TEMPORARIES
+from memlint.estimate.engine.shared import shared
 from memlint.estimate.engine.tape import Tape, Tensor
 from memlint.estimate.env import Batch, Env
 from memlint.estimate.errors import Unsupported, required
@@ -115,8 +116,8 @@ class Side:
         self.a, self.env, self.dropout, self.decoder = a, env, p, source is not None
         self.embed = b.embedding(f"{name}.embed_tokens", b.training.vocab_size or a.vocab_size, h, entry=True)
         self.kinds = layer_kinds(a)
-        # The decoder's last layer makes the first gradient of the encoder's states.
-        kinds = [(kind, self.decoder and i == len(self.kinds) - 1) for i, kind in enumerate(self.kinds)]
+        last = self.decoder and b.sharding.zero is not None
+        kinds = [(kind, last and i == len(self.kinds) - 1) for i, kind in enumerate(self.kinds)]
         self.layers = Stack(
             b, kinds, lambda build, kind, i: Block(a, build, kind[0], f"{name}.layers.{i}", env, p, source)
         )
@@ -138,6 +139,7 @@ class Side:
         embeds = self.embed(f, ids)
         default = None if env.padding and not self.decoder else f.new((rows, length), "int64")
         masks = {kind: self.mask(f, rows, length, embeds.dtype, kind) for kind in dict.fromkeys(self.kinds)}
+        source = None if source is None else shared(f, source)
         env.state["masks"], env.state["source"], env.state["cross mask"] = masks, source, None
         if source is not None and env.padding:
             env.state["cross mask"] = f.new((rows, 1, length, source.shape[1]), embeds.dtype)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from memlint.estimate.build import Build
+from memlint.estimate.engine.shared import shared
 from memlint.estimate.engine.tape import Tape, Tensor
 from memlint.estimate.env import Env
 from memlint.estimate.families.bias import BUCKET_SCRATCH
@@ -78,8 +79,7 @@ class StackOfBlocks:
 
     def __init__(self, a: Architecture, b: Build, env: Env, root: str, layers: int) -> None:
         self.env, self.dropout = env, float(a.get("dropout_rate", 0.0))
-        # The last block, whose backward makes the first gradient of the source, is not like those before it.
-        kinds = ["layer"] * (layers - 1) + ["last"]
+        kinds = ["layer"] * (layers - 1) + ["layer" if b.sharding.zero is None else "last"]
         self.layers = Stack(b, kinds, lambda build, _, index: Block(a, build, index, env, root))
         self.norm = b.parameter(f"{root}.final_layer_norm.weight", a.hidden_size)
 
@@ -90,7 +90,7 @@ class StackOfBlocks:
         env = self.env
         x = dropout(f, embeds, self.dropout)
         env.state["mask"], env.state["cross mask"] = mask, padded
-        x = self.layers(f, env, x, *(() if source is None else (source,)))
+        x = self.layers(f, env, x, *(() if source is None else (shared(f, source),)))
         x = t5_norm(f, x, self.norm)
         x = dropout(f, x, self.dropout)
         env.release()

@@ -11,6 +11,7 @@ from typing import Any
 
 from memlint.estimate.build import Build, Linear
 from memlint.estimate.engine.pool import LOGITS, TEMPORARIES
+from memlint.estimate.engine.shared import shared
 from memlint.estimate.engine.tape import Tape, Tensor
 from memlint.estimate.env import Batch, Env
 from memlint.estimate.errors import Unsupported
@@ -132,7 +133,7 @@ class Decoder:
             x = self.embed_norm(f, x)
         x = dropout(f, x, self.dropout)
         env.state["mask"] = env.mask(f, rows, length, embeds.dtype)
-        env.state["source"], env.state["cross mask"] = source, None
+        env.state["source"], env.state["cross mask"] = shared(f, source), None
         x = self.layers(f, env, x)
         env.release()
         del embeds, places

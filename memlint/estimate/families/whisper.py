@@ -9,6 +9,7 @@ from typing import Any
 
 from memlint.estimate.build import Build, Linear
 from memlint.estimate.engine.pool import INPUTS, LOGITS, TEMPORARIES
+from memlint.estimate.engine.shared import shared
 from memlint.estimate.engine.tape import Leaf, Node, Tape, Tensor
 from memlint.estimate.env import Batch, Env
 from memlint.estimate.errors import Unsupported
@@ -140,7 +141,7 @@ class Decoder:
         x = add(f, embeds, position_embeds)
         x = dropout(f, x, self.dropout)
         state["mask"] = env.mask(f, rows, length, embeds.dtype)
-        state["source"], state["cross mask"] = source, None
+        state["source"], state["cross mask"] = shared(f, source), None
         del state
         x = self.layers(f, env, x)
         x = self.norm(f, x)

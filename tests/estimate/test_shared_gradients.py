@@ -1,0 +1,70 @@
+"""Layers that add to one tensor's gradient, or hold one input in attributes, run once for all of their kind."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from memlint.estimate.engine.graph import Visit
+from memlint.estimate.engine.shared import Shared, shared
+from memlint.estimate.engine.tape import Node, Tape
+from memlint.estimate.simulate import run_step
+from memlint.job import TrainingJob, replace_fields
+from tests.estimate.exact_jobs import configs, starting
+
+ADAPTED = {"training.method": "qlora", "training.precision.weights": "fp16", "training.quantization.type": "int8"}
+SETUPS: dict[str, dict[str, Any]] = {
+    "whole": {},
+    "checkpointed": {"training.checkpointing.mode": "full", "training.checkpointing.reentrant": False},
+    "reentrant": {"training.checkpointing.mode": "full", "training.checkpointing.reentrant": True},
+    "eight bits": ADAPTED,
+    "eight bits checkpointed": {**ADAPTED, "training.checkpointing.mode": "full"},
+}
+
+
+def _start(model_type: str) -> TrainingJob:
+    for family, config in configs():
+        start = starting(family, config) if config["model_type"] == model_type else None
+        if start is not None:
+            return start
+    raise AssertionError(model_type)
+
+
+@pytest.mark.parametrize("name", SETUPS)
+@pytest.mark.parametrize("model_type", ["t5", "umt5", "bart", "mbart", "whisper", "mllama", "bert"])
+def test_one_layer_stands_for_all(model_type: str, name: str) -> None:
+    job = replace_fields(_start(model_type), SETUPS[name])
+    quick, whole = (run_step(job, full=full) for full in (False, True))
+    assert quick.timeline == whole.timeline
+    assert quick.forward_end_bytes == whole.forward_end_bytes
+
+
+def test_the_last_layer_of_a_decoder_is_not_run_apart() -> None:
+    # The encoder's states get their first gradient from it.
+    tape = _Watching()
+    run_step(replace_fields(_start("whisper"), SETUPS["checkpointed"]), tape=tape)
+    assert len(tape.blocks) == 2
+    assert tape.sums == 1
+
+
+def test_a_tensor_without_a_history_is_shared_as_it_is() -> None:
+    tape = Tape()
+    frozen = tape.new((4, 8), "fp32")
+    assert shared(tape, frozen) is frozen
+    assert not tape.nodes
+
+
+class _Watching(Tape):
+    """A tape that remembers which equal blocks run backward, and whose gradients are shared."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks: set[int] = set()
+        self.sums = 0
+
+    def execute(self, node: Node) -> None:
+        if isinstance(node, Visit):
+            self.blocks.add(id(node.block))
+        self.sums += isinstance(node, Shared)
+        super().execute(node)
