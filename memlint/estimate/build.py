@@ -79,6 +79,8 @@ class Build:
         self.run_all_layers = False
         """Run every layer instead of extending equal ones (the proof of the shortcut)."""
         self.leaves: list[Leaf] = []
+        self.made_again: list[Leaf] = []
+        """Those of layers that are made once more to run in other conditions."""
         self.buffer_bytes = 0
         self.frozen = False
         """The part under construction is frozen whatever its name (a reference model, a frozen tower)."""
@@ -105,6 +107,10 @@ class Build:
             self.lora = Lora(targets="default")
         self.shared: dict[str, int] = {}
         """Buffers that all layers share, and their bytes."""
+
+    def all_leaves(self) -> list[Leaf]:
+        """Everything that gets a gradient in a step."""
+        return self.leaves + self.made_again
 
     def _scoped(self, name: str) -> str:
         if self.scope and name.startswith("model.") and not name.startswith(self.scope):

@@ -77,6 +77,11 @@ class Env:
             kernels=installed(job),
         )
 
+    def begin(self, kernels: frozenset[str]) -> None:
+        """Forget an earlier step; ``kernels`` are the optional packages that run in the next one."""
+        self.kernels, self.asked = kernels, set()
+        self.state, self.left = {}, None
+
     def kernel(self, package: str) -> bool:
         """Whether an optional package's kernels run; the question itself is remembered."""
         self.asked.add(package)

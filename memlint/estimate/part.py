@@ -57,6 +57,7 @@ def again(build: Build, part: Part, layer: Callable[[int], Place], index: int) -
         for leaf, before in zip(build.leaves, part.leaves):
             leaf.grad = before.grad if before.grad is True else None
             leaf.sink = before.sink
+        build.made_again += build.leaves
         vars(build).update(now)
         return [made]
 

@@ -62,6 +62,12 @@ class Leaf:
         self.sink: Callable[[Tape, Leaf, Tensor], None] | None = None
         """What happens to a finished gradient instead of being kept (reduce-scatter, optimizer in backward)."""
 
+    def begin(self) -> None:
+        """Forget an earlier step."""
+        if self.grad is not True:
+            self.grad = None
+        self.dense = False
+
 
 class Node:
     """One backward function: its edges, saved tensors and pending output gradient."""

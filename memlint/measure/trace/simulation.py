@@ -35,15 +35,16 @@ def simulated_kept(job: TrainingJob, target: Target | None = None) -> list[Kept]
 
     Raises memlint.estimate.errors.Unsupported where the estimator has no model.
     """
-    from memlint.estimate import simulate
+    from memlint.estimate import step
     from memlint.estimate.engine import pool
     from memlint.estimate.env import Env
+    from memlint.estimate.simulate import world_size
 
     live: dict[int, Kept] = {}
     result: list[Kept] = []
     place: list[int | None] = [None]
     stacks = [0, -1]
-    make, call, boundary = pool.Pool.__init__, Env.call, simulate._phase
+    make, call, boundary = pool.Pool.__init__, Env.call, step._phase
 
     def watch(storage: Any, size: int) -> None:
         # A storage tells of its beginning with its size, of its end with 0; an empty one of both with 0.
@@ -76,10 +77,10 @@ def simulated_kept(job: TrainingJob, target: Target | None = None) -> list[Kept]
     with (
         mock.patch.object(pool.Pool, "__init__", watched),
         mock.patch.object(Env, "call", layer),
-        mock.patch.object(simulate, "_phase", phase),
+        mock.patch.object(step, "_phase", phase),
     ):
         capability = target.compute_capability if target is not None else None
-        simulate.run_step(job, capability, world=simulate.world_size(job, target), full=True)
+        step.run_step(job, capability, world=world_size(job, target), full=True)
     return result
 
 
