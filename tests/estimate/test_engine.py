@@ -157,3 +157,34 @@ def test_checkpointing_keeps_the_input_only() -> None:
     del out
     f.run_backward(root, grad)
     assert f.pool.components[GRADIENTS] == 64 * 64 * 2
+
+
+def _with_buffer(size: int, hollow: int) -> object:
+    def run(f: Tape, x: Tensor) -> Tensor:
+        y = mul(f, x, x)
+        buffer = f.buffer(size, hollow)
+        saved = f.save(y, buffer)
+        scratch = f.like(y)
+        del scratch, buffer
+        return f.record(f.like(y), lambda f, node, grad: (f.like(grad),), (y,), saved)
+
+    return run
+
+
+@pytest.mark.parametrize(("size", "hollow"), [(1 << 20, 4096), (0, 4096), (5000, 5000)])
+def test_a_buffer_of_another_size_in_the_recomputation_is_counted_with_the_first_run(size: int, hollow: int) -> None:
+    def step(together: bool) -> tuple[int, list[int], int, list[int]]:
+        f = Tape()
+        f.counts_twice = together
+        x = f.record(f.new((512, 64), "bf16"), lambda f, node, grad: (None,), (f.new((1,), "bf16"),))
+        out = f.checkpoint(lambda t: _with_buffer(size, hollow)(f, t), (x,), reentrant=False)  # type: ignore[operator]
+        del x
+        forward = f.pool.peak, f.pool.peak_components
+        f.pool.begin()
+        grad = f.like(out)
+        root = out
+        del out
+        f.run_backward(root, grad)
+        return (*forward, f.pool.peak, f.pool.peak_components)
+
+    assert step(together=True) == step(together=False)

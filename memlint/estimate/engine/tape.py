@@ -133,6 +133,12 @@ class Tape(Unwinding):
         tensor.node = None
         return tensor
 
+    def buffer(self, size: int, hollow: int) -> Tensor:
+        """Allocate a buffer of ``size`` bytes; a checkpointed forward, which keeps nothing, has ``hollow`` of it."""
+        if self.second is not None:
+            return self.second.uneven(self.pool, hollow, size, self.component)
+        return self.new((hollow if self._hollow else size,), "uint8")
+
     def output(self, op: str, shape: Shape, dtype: str) -> Tensor:
         """Allocate the result of an operation that selective checkpointing may keep (``mm``, ``attention``)."""
         return self.new(shape, dtype) if self.selection is None else self.selection.output(self, op, shape, dtype)

@@ -15,7 +15,7 @@ from types import FunctionType
 from typing import TYPE_CHECKING, Any, Callable
 
 from memlint.estimate.engine.graph import Node, Shape, Tensor
-from memlint.estimate.engine.pool import ACTIVATIONS, TEMPORARIES, Pool, Storage
+from memlint.estimate.engine.pool import ACTIVATIONS, TEMPORARIES, Pool, Storage, rounded
 
 if TYPE_CHECKING:
     from memlint.estimate.engine.tape import Tape
@@ -78,6 +78,16 @@ class Second:
             self.peak_components = self.components[:]
         return Tensor(shape, dtype, storage)
 
+    def uneven(self, pool: Pool, first: int, again: int, component: int) -> Tensor:
+        """Allocate a buffer that has ``first`` bytes in the first run and ``again`` in the recomputation."""
+        self.alive += 1
+        live = self.live = self.live + rounded(again)
+        self.components[component] += rounded(again)
+        if live > self.peak:
+            self.peak = live
+            self.peak_components = self.components[:]
+        return Tensor((again,), "uint8", Uneven(pool, first, again, component, self))
+
     def touch(self, size: int, component: int) -> None:
         """Count scratch inside a kernel."""
         if self.live + size > self.peak:
@@ -96,10 +106,12 @@ class Second:
                 copy = Tensor(tensor.shape, tensor.dtype, None, tensor.node)
                 self.inputs.append((copy, self.places[id(storage)]))
                 saved.append(copy)
-            elif type(storage) is Double and storage.second is self:
+            elif isinstance(storage, Double) and storage.second is self:
                 tensors = storage.keep
                 if tensors is None:
                     component, size = storage.component, storage.size
+                    if isinstance(storage, Uneven):
+                        size += storage.more
                     if component == TEMPORARIES:
                         self.components[TEMPORARIES] -= size
                         self.components[ACTIVATIONS] += size
@@ -148,6 +160,37 @@ class Double(Storage):
         elif second.active:
             second.spoilt = True
         super().relabel(component)
+
+
+class Uneven(Double):
+    """A storage whose size differs from run to run."""
+
+    __slots__ = ("more",)
+
+    def __init__(self, pool: Pool, first: int, again: int, component: int, second: Second) -> None:
+        super().__init__(pool, first, component)
+        self.keep, self.second = None, second
+        self.more = rounded(again) - self.size
+        """Further bytes in the recomputation."""
+
+    def __del__(self) -> None:
+        self._leave()
+        super().__del__()
+
+    def relabel(self, component: int) -> None:
+        """See :class:`Storage`."""
+        if self._leave():
+            self.second.live += self.more
+            self.second.components[component] += self.more
+        super().relabel(component)
+
+    def _leave(self) -> bool:
+        second = self.second
+        if not second.active or self.keep is not None:
+            return False
+        second.live -= self.more
+        second.components[self.component] -= self.more
+        return True
 
 
 class _Cache(dict[int, Tensor]):
@@ -222,7 +265,7 @@ def run_for_both(tape: Tape, run: Callable[..., Tensor], inputs: tuple[Tensor, .
     out = run(*given)
     # Beside its output and autocast's copies nothing must outlive the block: the recomputation would make it again.
     left = [out, *list(tape.cast_cache.values())[known:]]
-    mine = {id(t.storage) for t in left if type(t.storage) is Double and t.storage.second is second}
+    mine = {id(t.storage) for t in left if isinstance(t.storage, Double) and t.storage.second is second}
     second.spoilt = second.spoilt or second.alive != len(mine)
     del left
     if cache is not None:
@@ -240,7 +283,7 @@ def is_plain(node: Node, second: Second) -> bool:
     if type(backward) is not FunctionType or backward.__closure__ is not None:
         return False
     for tensor in node.saved:
-        if tensor is not None and type(tensor.storage) is Double and tensor.storage.second is second:
+        if tensor is not None and isinstance(tensor.storage, Double) and tensor.storage.second is second:
             return False
     return _is_plain(node.meta)
 

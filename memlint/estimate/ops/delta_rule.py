@@ -119,7 +119,7 @@ def chunk_loop(
         # The only state is the first one, and its update is never used.
         whole = () if f.autocast is not None else (inner,)
         decay = None
-    kept = [f.new((pair if f.hollow else pair * (chunks - 1),), "uint8"), f.new((final,), "uint8")]
+    kept = [f.buffer(pair * (chunks - 1), hollow=pair), f.new((final,), "uint8")]
     saved = f.save(*whole, decay, *kept)
     transient = [f.new(part, "fp32"), f.new(state, "fp32")]
     del transient

@@ -109,9 +109,8 @@ def scan(f: Tape, decay: Tensor, update: Tensor, c: Tensor, dtype: str) -> tuple
         bulk = first.size + rounded(4 * prod(step)) * ((s - 1 if half else s) - alone)
         if half:
             bulk += rounded(2 * prod(step)) * (s - alone)
-        if f.hollow:
-            bulk = first.size  # nothing is kept: each state goes with the next one
-        kept: list[Tensor] = [f.new((bulk,), "uint8")]
+        # Where nothing is kept each state goes with the next one.
+        kept: list[Tensor] = [f.buffer(bulk, hollow=first.size)]
         product = f.new(step, "fp32")
         for _ in range(alone):
             kept.append(f.new(step, "fp32"))
