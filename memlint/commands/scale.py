@@ -124,7 +124,7 @@ def _named(name: str, *, offline: bool) -> Entry:
 def rows(entries: list[Entry], micro_batch_size: int, sequence_length: int) -> list[dict[str, Any]]:
     """Return one row a model: parameters; static, activations and checkpointed activations in both forms, in bytes.
 
-    ``simulated`` is None, with the reason in ``note``, where there is no model of the architecture.
+    ``simulated`` is None where there is no model of the architecture; ``note`` says why, or why it is only approximate.
     """
     return [_row(entry, micro_batch_size, sequence_length) for entry in entries]
 
@@ -157,6 +157,7 @@ def _row(entry: Entry, micro_batch_size: int, sequence_length: int) -> dict[str,
     if entry.architecture is not None:
         try:
             row["simulated"] = _simulated(entry.architecture, micro_batch_size, sequence_length)
+            row["note"] = entry.architecture.approximate
         except Unsupported as error:
             row["note"] = str(error)
     return row
@@ -215,7 +216,8 @@ def render_text(table: list[dict[str, Any]], micro_batch_size: int, sequence_len
         lines.append(f"{_short(row['model'], width):<{width}}  {_count(row['parameters']):>7}{cells}")
     for row in table:
         if row["note"]:
-            lines += wrap(f"{_short(row['model'], 40)}: not simulated: {row['note']}", 80, subsequent_indent="  ")
+            note = row["note"] if row["simulated"] else f"not simulated: {row['note']}"
+            lines += wrap(f"{_short(row['model'], 40)}: {note}", 80, subsequent_indent="  ")
     lines += [
         "",
         f"GiB at micro batch {micro_batch_size}, {sequence_length} tokens.",

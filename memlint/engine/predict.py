@@ -48,10 +48,11 @@ def predict(job: TrainingJob, target: Target | None, method: str = "simulated") 
 
     why = ""
     if method != "first-order":
+        from memlint.estimate.nearest import widened
         from memlint.estimate.simulate import simulate
 
         try:
-            return simulate(job, target), architecture.approximate
+            return widened(simulate(job, target), architecture), architecture.approximate
         except Unsupported as reason:
             why = f"{reason}"
         except UNREADABLE as error:

@@ -170,10 +170,12 @@ def parameter_count(architecture: Architecture) -> tuple[int, bool]:
     from memlint.estimate.errors import Unsupported
     from memlint.estimate.simulate import count_parameters  # lazily: the formulas serve without the simulator
 
-    try:
-        return count_parameters(architecture), True
-    except Unsupported:
-        return sum(dimensions_of(architecture).parameters().values()), False
+    if architecture.family != "unknown":
+        try:
+            return count_parameters(architecture), True
+        except Unsupported:
+            pass
+    return sum(dimensions_of(architecture).parameters().values()), False
 
 
 def estimate_first_order(job: TrainingJob, target: Target | None = None) -> Estimate:

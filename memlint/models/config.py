@@ -6,7 +6,8 @@ from typing import Any, Mapping
 
 from memlint.models.architecture import Architecture
 from memlint.models.consistency import contradictions
-from memlint.models.families import family_of, nearest_family
+from memlint.models.defaults import class_defaults
+from memlint.models.families import NEAREST_WORDS, family_of, nearest_family
 from memlint.models.fill import UNREADABLE, fill, remote_of
 from memlint.models.validate import ConfigProblem, accepts, explain
 
@@ -103,8 +104,12 @@ def _architecture(
             " (no hidden size and number of layers)"
         )
         return [ConfigProblem(("model_type",), message, "MEM004")]
+    near = None
     if family == "unknown":
-        values = {**values, "nearest_family": nearest_family(values)}
+        near = nearest_family(values, of_transformers=class_defaults(known_as) is not None)
+    if near is not None:
+        values = {**values, "nearest_family": near}
+        approximate = f"{approximate}: computed as {NEAREST_WORDS[near]} of its fields, with a wide interval"
     positions = text.get("max_position_embeddings")
     quantization = values.get("quantization_config") or text.get("quantization_config")
     return Architecture(

@@ -90,27 +90,52 @@ def family_of(model_type: str) -> tuple[str, str | None]:
     if model_type in NEAREST:
         family, missing = NEAREST[model_type]
         return family, f"`{model_type}` is computed as the nearest known shape: {missing}"
-    return (
-        "unknown",
-        f"`{model_type}` is not an architecture that memlint knows; the nearest shape of its fields is used",
-    )
+    return "unknown", f"`{model_type}` is not an architecture that memlint knows"
 
 
-def nearest_family(config: Mapping[str, Any]) -> str:
-    """Return the family whose shape the fields of an unknown config resemble most."""
-    if config.get("is_encoder_decoder"):
-        return "encoder-decoder"
-    if isinstance(config.get("vision_config"), Mapping) and isinstance(config.get("text_config"), Mapping):
-        return "vision-language"
-    if config.get("kv_lora_rank"):
-        return "mla"
+_KNOWN_LAYERS = frozenset(("full_attention", "sliding_attention", "chunked_attention"))
+
+
+def nearest_family(config: Mapping[str, Any], *, of_transformers: bool) -> str | None:
+    """Return the family of decoders whose shape the fields of an unknown config resemble most; None where they are not
+    those of a decoder that attends in every layer.
+
+    ``of_transformers``: the type is one of transformers' own, which may be anything: it is taken as a decoder where the
+    config's ``architectures`` says so.
+    """
+    named = config.get("architectures")
+    if isinstance(named, list) and named:
+        decoder = any(isinstance(name, str) and name.endswith("ForCausalLM") for name in named)
+    else:
+        decoder = not of_transformers
+    if not decoder or config.get("is_encoder_decoder") or _parts(config):
+        return None
     kinds = config.get("layer_types") or config.get("layers_block_type")
-    if isinstance(kinds, list) and {"linear_attention", "mamba", "moe"} & {k for k in kinds if isinstance(k, str)}:
-        return "hybrid"
-    if any(config.get(name) for name in ("num_experts", "num_local_experts", "n_routed_experts")):
+    if kinds and not (isinstance(kinds, list) and _KNOWN_LAYERS.issuperset([str(kind) for kind in kinds])):
+        return None
+    inner = _positive(config, "intermediate_size") or _positive(config, "moe_intermediate_size")
+    if not (inner and _positive(config, "num_attention_heads") and _positive(config, "vocab_size")):
+        return None
+    if _positive(config, "kv_lora_rank"):
+        return "mla"
+    if any(_positive(config, name) for name in ("num_experts", "num_local_experts", "n_routed_experts")):
         return "moe"
-    if config.get("image_size") and config.get("patch_size") and not config.get("vocab_size"):
-        return "vision"
-    if config.get("state_size") and not config.get("num_attention_heads"):
-        return "mamba"
-    return "llama"
+    return "llama" if _positive(config, "intermediate_size") else None
+
+
+def _positive(config: Mapping[str, Any], name: str) -> bool:
+    value = config.get(name)
+    return isinstance(value, int) and value > 0
+
+
+def _parts(config: Mapping[str, Any]) -> list[str]:
+    """The parts of a model that sees or hears."""
+    return [name for name in ("text_config", "vision_config", "audio_config") if isinstance(config.get(name), Mapping)]
+
+
+NEAREST_WORDS = {
+    "llama": "a plain decoder",
+    "moe": "a decoder with experts",
+    "mla": "a decoder with latent attention",
+}
+"""What :func:`nearest_family` finds, for a sentence."""

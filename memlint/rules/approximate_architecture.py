@@ -4,7 +4,8 @@
 Speaks where the `model_type` is not one that memlint models operation by operation.
 
 ## Why it matters
-The figure is then good to tens of percent rather than to a few, and its interval is wide.
+The figure is then good to tens of percent rather than to a few, and its interval is wide: that in which memlint's own
+types lie when each is taken as unknown.
 
 ## Example
 ```yaml
@@ -20,15 +21,15 @@ training:
   micro_batch_size: 1
 ```
 ```text
-train.yaml:2:1: info[MEM006] approximate-architecture: no memory model for the family of `brandnew` yet; the prediction comes from textbook formulas, with a wide interval
+train.yaml:2:1: info[MEM006] approximate-architecture: `brandnew` is not an architecture that memlint knows: computed as a plain decoder of its fields, with a wide interval
      |
    2 | model:
      | ^^^^^
 ```
 
 ## How the number is made
-From the nearest known shape by its config's fields, or from the textbook formulas
-(`memlint estimate --method first-order`) where there is none.
+From the nearest shape of a decoder's fields (plain, with experts, with latent attention), or from the textbook formulas
+(`memlint estimate --method first-order`) where they are not those of a decoder.
 """  # noqa: E501 - the example shows the tool's own lines
 
 from __future__ import annotations

@@ -317,7 +317,7 @@ class TestRemoteCode:
 
 class TestUnknown:
     def test_the_nearest_shape_of_the_fields_is_named(self) -> None:
-        found = read(model_type="made_up", **TINY, num_local_experts=8)
+        found = read(model_type="made_up", **TINY, num_local_experts=8, intermediate_size=128)
         assert found.family == "unknown"
         assert found.get("nearest_family") == "moe"
         assert found.approximate is not None

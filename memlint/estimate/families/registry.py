@@ -45,7 +45,11 @@ def build_model(job: TrainingJob, build: Build, env: Env) -> Trainable:
         model = own(job, build, env)
         if model is not None:
             return model
-    maker = FAMILIES.get(architecture.family)
+    family = architecture.family
+    if family == "unknown":
+        # The nearest shape of its fields, where models/families.py found one (estimate/nearest.py widens the interval).
+        family = str(architecture.get("nearest_family", family))
+    maker = FAMILIES.get(family)
     if maker is None:
         raise Unsupported(f"no memory model for the family of `{architecture.model_type}` yet")
     return maker(job, build, env)
