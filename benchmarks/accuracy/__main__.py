@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import datetime
 import os
+import subprocess
 import sys
 
 from benchmarks.accuracy.measured import Prediction, predict_file
@@ -70,7 +71,7 @@ def main() -> int:
             from benchmarks.accuracy.peers import peer_tables
 
             lines += ["## Beside other tools", "", *peer_tables(options.peers, comparisons, predictions)]
-    except (OSError, KeyError, ValueError) as error:
+    except (OSError, KeyError, ValueError, subprocess.SubprocessError) as error:
         what = f"it has no point {error}" if isinstance(error, KeyError) else error
         print(f"a file could not be compared: {what}", file=sys.stderr)
         return 2

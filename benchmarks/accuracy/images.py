@@ -173,8 +173,6 @@ def _given(kind: str, setup: str) -> tuple[dict[str, Any], list[tuple[Any, str, 
             (module, "get_anyres_image_grid_shape", lambda *args: (across, across)),
             (module, "unpad_image", lambda image, size: image),
         ]
-    elif kind == "gemma4":
-        return _gemma4(module, patches)
     elif kind in ("mistral3", "lighton_ocr", "llava_pixtral"):
         inputs["image_sizes"] = Numbers([(side, side)] * ROWS)
         patches.append((torch, "as_tensor", _as_tensor))
@@ -228,31 +226,6 @@ def _qwen(kind: str, module: Any, patches: list[tuple[Any, str, Any]]) -> tuple[
     pixels = torch.empty(count, 3 * 2 * patch**2, device="cuda")
     grid = Numbers([(1, side, side)] * ROWS)
     return {"pixel_values": pixels, "image_grid_thw": grid, "position_ids": _ids(3, ROWS, LENGTH)}, patches
-
-
-GEMMA4_PATCHES, GEMMA4_TOKENS = 2520, 256
-"""Patches that every image is padded to; soft tokens of a square one (image_processing_gemma4.py)."""
-
-
-def _gemma4(module: Any, patches: list[tuple[Any, str, Any]]) -> tuple[dict[str, Any], list[Any]]:
-    whole = torch.Tensor.__getitem__
-    count = ROWS * GEMMA4_TOKENS
-
-    def chosen(self: torch.Tensor, at: Any) -> Any:
-        if not isinstance(at, torch.Tensor) or at.dtype != torch.bool:
-            return whole(self, at)
-        if at.shape == self.shape:
-            return self.new_empty(count * self.shape[-1])
-        return whole(self, (_ids(count), _ids(count)))
-
-    fake: Any = importlib.import_module("torch._subclasses.fake_tensor").FakeTensor
-    patches += [
-        (torch.Tensor, "__getitem__", chosen),
-        (fake, "tolist", lambda tensor: [GEMMA4_TOKENS] * ROWS),
-        (torch.nn.functional, "one_hot", lambda ids, count: _ids(*ids.shape, count)),
-    ]
-    pixels = torch.empty(ROWS, GEMMA4_PATCHES, 3 * 16**2, device="cuda")
-    return {"pixel_values": pixels, "image_position_ids": _ids(ROWS, GEMMA4_PATCHES, 2)}, patches
 
 
 def traced(kind: str, setup: str) -> Any:

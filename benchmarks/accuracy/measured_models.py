@@ -50,6 +50,7 @@ IDS = {
     "allenai/olmo-3-7b-instruct-sft": "allenai/Olmo-3-7B-Instruct",
     "katanemo/plano-orchestrator-4b": "Qwen/Qwen3-4B",
     "unsloth/phi-4 (llamafied)": "microsoft/phi-4",
+    "deepseek-ai/deepseek-r1-0528-qwen3-8b": "Qwen/Qwen3-8B",
 }
 """Published name, lower case -> catalog ID of the same shape."""
 
@@ -105,6 +106,16 @@ def _patterned(name: str) -> dict[str, Any] | None:
     return None
 
 
+_SIZE = re.compile(r"\d+(?:\.\d+)?b(?![a-z])|(?<![a-z])(?:small|base|large|xx?l)(?![a-z])")
+
+
+def _near(name: str) -> str | None:
+    """The catalog's ID that is written most like a published name, where both name the same size."""
+    found = near(name)
+    same = found is not None and set(_SIZE.findall(name.lower())) == set(_SIZE.findall(found.lower()))
+    return found if same else None
+
+
 def architecture_of(name: str, params: str = "") -> Architecture | None:
     """The architecture of a published model name; ``params`` (billions) tells editions of one name apart."""
     key = name.lower().strip()
@@ -113,7 +124,7 @@ def architecture_of(name: str, params: str = "") -> Architecture | None:
     config = _patterned(key)
     if config is None:
         wanted = IDS.get(key, name)
-        row = find(wanted) or find(near(wanted) or "")
+        row = find(wanted) or find(_near(wanted) or "")
         config = row.config if row is not None else None
     if config is None:
         return None

@@ -16,8 +16,6 @@ Given = tuple[dict[str, Any], Patches]
 ROWS, LENGTH = 2, 512
 FRAMES = 400
 """Mel frames of the small audio configs: twice max_source_positions."""
-SEEN = 20
-"""Patches along one side of the traced image in towers of the Qwen kind."""
 AUDIO = ("qwen2_audio", "voxtral")
 """Types whose frozen tables of positions train after from_pretrained (see memlint/estimate/families/whisper.py)."""
 
@@ -126,6 +124,32 @@ def gemma3n() -> Given:
     return {"pixel_values": torch.empty(ROWS, 3, 768, 768, device="cuda")}, unchecked(module_of("gemma3n"))
 
 
+GEMMA4_PATCHES, GEMMA4_TOKENS = 2520, 256
+"""Patches that every image is padded to; soft tokens of a square one (image_processing_gemma4.py)."""
+
+
+def gemma4() -> Given:
+    """One square image a row, padded."""
+    whole, module = torch.Tensor.__getitem__, module_of("gemma4")
+    count = ROWS * GEMMA4_TOKENS
+
+    def choose(self: torch.Tensor, at: Any) -> Any:
+        if not isinstance(at, torch.Tensor) or at.dtype != torch.bool:
+            return whole(self, at)
+        if at.shape == self.shape:
+            return self.new_empty(count * self.shape[-1])
+        return whole(self, (ids(count), ids(count)))
+
+    patches: Patches = [
+        *unchecked(module),
+        (torch.Tensor, "__getitem__", choose),
+        (fake(), "tolist", lambda tensor: [GEMMA4_TOKENS] * ROWS),
+        (torch.nn.functional, "one_hot", lambda places, count: ids(*places.shape, count)),
+    ]
+    pixels = torch.empty(ROWS, GEMMA4_PATCHES, 3 * 16**2, device="cuda")
+    return {"pixel_values": pixels, "image_position_ids": ids(ROWS, GEMMA4_PATCHES, 2)}, patches
+
+
 def gemma4_unified() -> Given:
     """One square image a row: 256 of its 280 merged patches are its own."""
     module = module_of("gemma4_unified")
@@ -185,6 +209,7 @@ GIVEN: dict[str, Callable[[], Given]] = {
     "ovis2": ovis2,
     "idefics2": idefics2,
     "gemma3n": gemma3n,
+    "gemma4": gemma4,
     "gemma4_unified": gemma4_unified,
     "lfm2_vl": lfm2_vl,
     "qwen2_audio": qwen2_audio,

@@ -83,14 +83,8 @@ None of these is a factor, but each was settled, or kept, after its effect on th
 def page(
     tables: str, date: datetime.date, oracle: str | None, measured: str | None, objectives: str | None = None
 ) -> str:
-    """The whole page; ``oracle`` and ``measured`` are the files compared with, named by their last two parts."""
-    files = [f"--{kind} {_short(path)}" for kind, path in (("oracle", oracle), ("measured", measured)) if path]
-    if objectives:
-        files.insert(1, f"--objectives {objectives}")
+    """The whole page; the files and the folder compared with are named as seen from the working directory."""
+    given = (("oracle", oracle), ("objectives", objectives), ("measured", measured))
+    files = [f"--{kind} {os.path.relpath(path)}" for kind, path in given if path]
     command = f"    python -m benchmarks.accuracy {' '.join(files)}" if files else ""
     return INTRODUCTION.format(date=date.isoformat(), version=memlint.__version__, command=command) + tables + "\n"
-
-
-def _short(path: str) -> str:
-    folder, name = os.path.split(path)
-    return f"../shared/{os.path.basename(folder)}/{name}"

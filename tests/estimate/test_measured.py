@@ -390,6 +390,21 @@ class TestBenchmark:
         assert isinstance(found, Skipped) and found.id == "own-1"
         assert reason in found.reason
 
+    @pytest.mark.parametrize(
+        ("name", "layers"),
+        [
+            pytest.param("Qwen3-8B", 36, id="without its organisation"),
+            pytest.param("deepseek-ai/DeepSeek-R1-0528-Qwen3-8B", 36, id="not the model of 671 billion"),
+            pytest.param("xverse/XVERSE-13B", None, id="not the one of 7 billion"),
+            pytest.param("bigscience/mt0-xxl", None, id="not mt0-xl"),
+        ],
+    )
+    def test_a_published_name_is_read_as_a_model_of_its_size(self, name: str, layers: int | None) -> None:
+        from benchmarks.accuracy.measured_models import architecture_of
+
+        found = architecture_of(name)
+        assert (None if found is None else found.num_hidden_layers) == layers
+
     def test_a_file_from_a_spreadsheet_is_read(self, tmp_path: Any) -> None:
         """A byte order mark, CRLF, a column nobody asked for, a row with too many cells and one without a name."""
         from benchmarks.accuracy.measured_rows import read_rows
