@@ -36,6 +36,12 @@ def checkpoint(
     """
     if not tape.grad_enabled:
         return run(*inputs)
+    if reentrant and not tape.needs(*inputs):
+        # CheckpointFunction.apply: no input asks for a gradient, so there is no node, whatever trains inside.
+        tape.grad_enabled = False
+        out = run(*inputs)
+        tape.grad_enabled = True
+        return out
     kept = inputs
     if offload:
         tape.host_bytes += sum([t.size for t in inputs])
@@ -56,6 +62,9 @@ def checkpoint(
         out, second, gates = run_for_both(tape, run, inputs)
     tape.hollow, tape.graphless = outer
     tape.selection = None
+    if out.node is None:
+        # Nothing inside asks for a gradient, so nothing was packed: neither inputs nor closure are held.
+        return out
     ready = None
     if second is not None:
         nodes = tape.nodes[mark:]

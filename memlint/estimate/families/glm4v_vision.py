@@ -15,11 +15,11 @@ from memlint.estimate.engine.tape import Node, Tape, Tensor
 from memlint.estimate.env import Env
 from memlint.estimate.families import qwen_vision
 from memlint.estimate.families.expert_adapters import plain_linear
-from memlint.estimate.families.pieces import LayerNorm
+from memlint.estimate.families.pieces import LayerNorm, cut_off
 from memlint.estimate.families.qwen_vision import RmsNorm
 from memlint.estimate.ops.activations import activate
 from memlint.estimate.ops.basic import add, cast, mul
-from memlint.estimate.ops.images import convolution, requiring_grad, stacked
+from memlint.estimate.ops.images import convolution, stacked
 from memlint.estimate.stack import Stack
 from memlint.models.architecture import Architecture
 
@@ -117,7 +117,10 @@ class Tower:
         for _ in range(2):
             b.buffer(width // self.heads // 4 * 4)
         make = lambda build, kind, i: Block(whole, a, build, f"{name}.blocks.{i}", env)  # noqa: E731
+        table = None if self.positions is None else self.positions.weight
+        idle, b.idle = b.idle, b.idle or cut_off(env, self.weight, self.bias, table)
         self.blocks = Stack(b, ["block"] * int(a.get("depth")), make)
+        b.idle = idle
         self.project = b.linear(f"{name}.merger.proj", self.out, self.out)
         self.project_norm = LayerNorm(b, f"{name}.merger.post_projection_norm", self.out)
         act = str(a.get("hidden_act", "silu"))
@@ -160,8 +163,7 @@ class Tower:
         env, n, width = self.env, pixels.shape[0], self.width
         given = cast(f, pixels, self.weight.dtype)
         x = convolution(f, given, self.weight, self.bias, (n, width))
-        if env.checkpointing.mode != "none":
-            x = requiring_grad(f, x)
+        # No hook on the patches under checkpointing: the tower names no ``_input_embed_layer`` (modeling_utils.py).
         if self.first_norm is not None:
             x = self.first_norm(f, x)
         state = env.state

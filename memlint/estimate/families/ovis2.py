@@ -14,12 +14,12 @@ from memlint.estimate.env import Env
 from memlint.estimate.errors import Unsupported
 from memlint.estimate.families.moe import GatedMlp
 from memlint.estimate.families.norms import Norm
-from memlint.estimate.families.pieces import LayerNorm, attend, heads_of
+from memlint.estimate.families.pieces import LayerNorm, attend, cut_off, heads_of
 from memlint.estimate.families.vision_tower import side_of
 from memlint.estimate.ops.activations import activate
 from memlint.estimate.ops.attention import softmax
 from memlint.estimate.ops.basic import add, cast, cat, copy, mul
-from memlint.estimate.ops.images import convolution, put_rows, requiring_grad
+from memlint.estimate.ops.images import convolution, put_rows
 from memlint.estimate.ops.linear import embedding, matmul, to_autocast
 from memlint.estimate.ops.views import select
 from memlint.estimate.stack import Stack
@@ -88,7 +88,9 @@ class Tower:
         b.buffer(count * 8)
         self.first_norm = Norm(b, f"{at}.embeddings.rms_norm", h, "llama")
         make = lambda build, _, i: Layer(a, build, f"{at}.encoder.layers.{i}", env)  # noqa: E731
+        idle, b.idle = b.idle, b.idle or cut_off(env, self.weight, self.bias, self.positions)
         self.layers = Stack(b, ["layer"] * a.num_hidden_layers, make)
+        b.idle = idle
         self.norm = Norm(b, f"{at}.rms_norm", h, "llama")
         self.words, self.marks = int(a.get("vocab_size")), int(a.get("num_visual_indicator_tokens", 5))
         """Visual words; those of them that stand around images and are looked up."""
@@ -136,8 +138,7 @@ class Tower:
         """Image tokens, none for later layers, and what the outputs hold."""
         env = self.env
         x = self.embedded(f, pixels)
-        if env.checkpointing.mode != "none":
-            x = requiring_grad(f, x)
+        # No hook on the patches under checkpointing: the tower names no ``_input_embed_layer`` (modeling_utils.py).
         embedded = [x]
         del x
         x = self.layers(f, env, embedded)

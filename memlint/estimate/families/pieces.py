@@ -35,6 +35,14 @@ def hooked(f: Tape, env: Env, x: Tensor) -> Tensor:
     return requiring_grad(f, x) if env.checkpointing.mode != "none" else x
 
 
+def cut_off(env: Env, *weights: Tensor | None) -> bool:
+    """Whether layers behind these ``weights`` alone get no gradient: CheckpointFunction makes none for what trains in a
+    layer no input of which asks for one (torch 2.13 utils/checkpoint.py).
+    """
+    options = env.checkpointing
+    return options.mode != "none" and options.reentrant and all(w is None or w.node is None for w in weights)
+
+
 def heads_of(x: Tensor, heads: int, width: int) -> Tensor:
     """``view(B, S, heads, width).transpose(1, 2)``: [B, heads, S, width] over the same storage."""
     b, s = x.shape[0], prod(x.shape[1:]) // (heads * width)

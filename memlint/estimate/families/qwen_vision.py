@@ -14,7 +14,7 @@ from memlint.estimate.build import Build
 from memlint.estimate.engine.tape import Node, Tape, Tensor
 from memlint.estimate.env import Env
 from memlint.estimate.families import omni_audio
-from memlint.estimate.families.pieces import LayerNorm
+from memlint.estimate.families.pieces import LayerNorm, cut_off
 from memlint.estimate.ops.activations import activate
 from memlint.estimate.ops.attention import sdpa
 from memlint.estimate.ops.basic import add, cast, cat, mul, scale, slice_of
@@ -212,8 +212,12 @@ class Tower:
         kinds = ["full" if i in full else "window" for i in range(depth)]
         self.taps = [i for i in (a.get("deepstack_visual_indexes", ()) if new else ()) if i < depth]
         make = lambda build, kind, i: Block(a, build, f"{name}.blocks.{i}", kind, env)  # noqa: E731
+        idle = b.idle
+        if self.positions is not None and cut_off(env, self.weight, self.bias, self.positions.weight):
+            b.idle = True
         # What a merger takes as well, the next layer holds with it.
         self.layers = Stack(b, kinds, make, taps=self.taps, loose=[i + 1 for i in self.taps])
+        b.idle = idle
         self.merger = Merger(a, b, f"{name}.merger")
         deep = "merger_list" if a.model_type == "qwen3_omni_moe_vision_encoder" else "deepstack_merger_list"
         self.deep = [Merger(a, b, f"{name}.{deep}.{i}", wide=True) for i in range(len(self.taps))]
@@ -250,7 +254,9 @@ class Tower:
         dtype = self.weight.dtype
         given = cast(f, pixels, dtype)
         x = convolution(f, given, self.weight, self.bias, (n, width))
-        if env.checkpointing.mode != "none":
+        if env.checkpointing.mode != "none" and self.positions is None:
+            # Only VisionModels that name their ``_input_embed_layer`` get the hook: none since Qwen3-VL (5.24
+            # modeling_utils.py get_input_embeddings, which enable_input_require_grads asks).
             x = requiring_grad(f, x)
         state = env.state
         state["lengths"] = self.lengths(images, size)
