@@ -60,6 +60,9 @@ def main() -> int:
             from benchmarks.accuracy.grid_quantised import quantised_tables
 
             lines += quantised_tables()
+            from benchmarks.accuracy.model_types import type_tables
+
+            lines += type_tables()
         if options.objectives:
             from benchmarks.objectives.tables import objective_tables
 

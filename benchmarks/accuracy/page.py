@@ -19,6 +19,8 @@ Written by `python -m benchmarks.accuracy` on {date} with memlint {version}; do 
   likewise (`python -m benchmarks.accuracy.grid`; every third and fifth point, more of the published).
 * **QLoRA and LLM.int8()**: the same over bitsandbytes' own layers and operators
   (`python -m benchmarks.accuracy.grid_quantised`): ten types in up to twenty-one setups, and published models.
+* **Every model type**: the runs of the tests, `tests/estimate/traces_*.jsonl` and `vision_configs.py`: small models of
+  all families, images and sound included, each traced in several precisions and setups.
 * **Real trainers**: `compute_loss` of TRL's trainers, and LLaMA-Factory's own losses, run on fake tensors
   (`python -m benchmarks.objectives`): two layers of llama, qwen2 and gpt2, full and with LoRA, with and without
   checkpointing, in fp32, bf16 and under autocast, references copied, switched off or precomputed. Of PPO whole updates
