@@ -30,6 +30,13 @@ def shared(f: Tape, tensor: Tensor) -> Tensor:
     return Tensor(tensor.shape, tensor.dtype, tensor.storage, node)
 
 
+def gate(f: Tape) -> Node:
+    """A node on no tape, in which the gradients of what layers share wait for what has made it."""
+    node = Shared(None, (), (), (), None, f.component)
+    node.pool = f.pool
+    return node
+
+
 def make_own(pool: Pool, size: int, component: int) -> bool:
     """Count ``size`` bytes that the block under way makes (negative: lets go), and none of its equals.
 

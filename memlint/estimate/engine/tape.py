@@ -85,6 +85,10 @@ class Tape(Unwinding):
         self.selection: Selection | None = None
         """Inside a selectively checkpointed block: which outputs are kept."""
         self.pending: set[Node] = set()
+        self.wholes: dict[Any, Any] = {}
+        """What parts that are counted as a whole do (engine/whole.py)."""
+        self.node_by_node = False
+        """Something looks for what each node saves: nothing that is run again is counted as a whole."""
         self.host_bytes = 0
         """Checkpoint inputs kept in host memory."""
         self.ends: list[Tensor] = []

@@ -279,13 +279,13 @@ def run_for_both(tape: Tape, run: Callable[..., Tensor], inputs: tuple[Tensor, .
 
 def is_plain(node: Node, second: Second) -> bool:
     """Whether a node holds no tensors but those that :meth:`Second.save` gave it."""
-    backward = node.backward
-    if type(backward) is not FunctionType or backward.__closure__ is not None:
+    backward, counted = node.backward, hasattr(node, "unwind")
+    if not counted and (type(backward) is not FunctionType or backward.__closure__ is not None):
         return False
     for tensor in node.saved:
         if tensor is not None and isinstance(tensor.storage, Double) and tensor.storage.second is second:
             return False
-    return _is_plain(node.meta)
+    return counted or _is_plain(node.meta)
 
 
 def _is_plain(meta: Any) -> bool:

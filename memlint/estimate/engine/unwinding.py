@@ -64,7 +64,11 @@ class Unwinding:
         edges, shapes = node.edges, node.shapes
         tape: Any = self
         if backward is None:
-            results = revisit(tape, node) if isinstance(node, Visit) else replay(tape, node)
+            unwind = getattr(node, "unwind", None)
+            if unwind is not None:
+                results = unwind(tape)
+            else:
+                results = revisit(tape, node) if isinstance(node, Visit) else replay(tape, node)
         else:
             grad = node.grad
             node.grad = None

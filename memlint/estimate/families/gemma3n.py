@@ -10,11 +10,13 @@ from typing import Any
 
 from memlint.estimate.build import Build
 from memlint.estimate.engine.tape import Tape, Tensor
+from memlint.estimate.engine.whole import Part, whole
 from memlint.estimate.env import Batch, Env
 from memlint.estimate.families import gemma4
 from memlint.estimate.families.gemma3n_parts import AltUp, Laurel, add_behind, deviation, magnitude, mean_first, stack
-from memlint.estimate.families.gemma4_parts import Norm, Rotation
+from memlint.estimate.families.gemma4_parts import Norm, Rotation, summed
 from memlint.estimate.families.pieces import hooked
+from memlint.estimate.families.products import Product
 from memlint.estimate.ops.activations import activate
 from memlint.estimate.ops.basic import add, cast, copy, mul, saving_output, scale, slice_of
 from memlint.estimate.ops.gather import divide, subtract
@@ -29,7 +31,7 @@ SPARSE_LAYERS = 10
 """Without activation_sparsity_pattern so many first layers are sparse, where there are more (Gemma3nTextConfig)."""
 
 
-def kinds_of(a: Architecture) -> list[Kind]:
+def kinds_of(a: Architecture, b: Build) -> list[Kind]:
     """The kind of each layer."""
     depth = a.num_hidden_layers
     widths = a.get("intermediate_size")
@@ -37,15 +39,21 @@ def kinds_of(a: Architecture) -> list[Kind]:
     shares = a.get("activation_sparsity_pattern")
     if not isinstance(shares, (list, tuple)):
         shares = [float(i < SPARSE_LAYERS < depth) for i in range(depth)]
-    kinds = gemma4.kinds_of(a)
+    kinds = gemma4.kinds_of(a, b)
     if not a.get("num_kv_shared_layers", 0):
         # Unlike Gemma 4, a layer stores nothing that no other reuses.
-        kinds = [(kind, None, edge) for kind, _, edge in kinds]
+        kinds = [(kind, None, False) for kind, _, _ in kinds]
     return [(kind, int(w), s > 0) for kind, w, s in zip(kinds, widths, shares)]
 
 
 class Attention(gemma4.Attention):
     """Gemma3nTextAttention: heads of one width, values made after keys are turned."""
+
+    def __init__(self, a: Architecture, b: Build, name: str, kind: gemma4.Kind, index: int) -> None:
+        super().__init__(a, b, name, kind, index)
+        if self.mode != "reuse":
+            self.keys = Part("keys", self.k, self.k_norm)
+            self.values = Part("values", self.v, self.v_norm)
 
     def widths(self, a: Architecture) -> tuple[int, int]:
         """See Gemma 4's."""
@@ -53,13 +61,20 @@ class Attention(gemma4.Attention):
 
     def pair(self, f: Tape, x: Tensor, turn: Rotation) -> tuple[Tensor, Tensor]:
         """See Gemma 4's."""
-        rows, length, _ = x.shape
-        k = self.k(f, x).view(rows, self.kv, length, self.dim)
-        k = self.k_norm(f, k)
-        k = turn(f, k)
-        v = self.v(f, x).view(rows, self.kv, length, self.dim)
-        v = self.v_norm(f, v)
+        k = whole(f, self.keys, self.key, x, turn.cos, turn.sin)
+        v = whole(f, self.values, self.value, x)
         return k, v
+
+    def key(self, f: Tape, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """Turned keys."""
+        k = self.k(f, x).view(*x.shape[:1], self.kv, x.shape[1], self.dim)
+        k = self.k_norm(f, k)
+        return Rotation((cos, sin))(f, k)
+
+    def value(self, f: Tape, x: Tensor) -> Tensor:
+        """Normed values."""
+        v = self.v(f, x).view(*x.shape[:1], self.kv, x.shape[1], self.dim)
+        return self.v_norm(f, v)
 
 
 class Mlp:
@@ -67,19 +82,23 @@ class Mlp:
 
     def __init__(self, a: Architecture, b: Build, name: str, width: int, sparse: bool) -> None:
         self.act, self.sparse = str(a.get("hidden_activation", "gelu_pytorch_tanh")), sparse
-        self.gate = b.linear(f"{name}.gate_proj", a.hidden_size, width)
-        self.up = b.linear(f"{name}.up_proj", a.hidden_size, width)
-        self.down = b.linear(f"{name}.down_proj", width, a.hidden_size)
+        self.gate = Product(b.linear(f"{name}.gate_proj", a.hidden_size, width))
+        self.up = Product(b.linear(f"{name}.up_proj", a.hidden_size, width))
+        self.down = Product(b.linear(f"{name}.down_proj", width, a.hidden_size))
+        self.part = Part((self.act, sparse), self.gate, self.up, self.down)
 
     def __call__(self, f: Tape, x: Tensor) -> Tensor:
         """x [B, S, H] -> [B, S, H]."""
+        return whole(f, self.part, self.fed, x)
+
+    def fed(self, f: Tape, x: Tensor) -> Tensor:
+        """The same, operation by operation."""
         gate = self.gate(f, x)
         if self.sparse:
             gate = self._largest(f, gate)
         activations = activate(f, gate, self.act)
         up = self.up(f, x)
-        result: Tensor = self.down(f, mul(f, activations, up))
-        return result
+        return self.down(f, mul(f, activations, up))
 
     def _largest(self, f: Tape, x: Tensor) -> Tensor:
         """_gaussian_topk."""
@@ -104,18 +123,21 @@ class Block:
         self.norms = [Norm(b, f"{name}.{n}_layernorm", h) for n in names]
         self.altup = AltUp(a, b, f"{name}.altup")
         self.laurel = Laurel(a, b, f"{name}.laurel")
-        self.gate = b.linear(f"{name}.per_layer_input_gate", h, width)
-        self.project = b.linear(f"{name}.per_layer_projection", width, h)
+        self.gate = Product(b.linear(f"{name}.per_layer_input_gate", h, width))
+        self.project = Product(b.linear(f"{name}.per_layer_projection", width, h))
         self.last_norm = Norm(b, f"{name}.post_per_layer_input_norm", h)
+        self.part = Part(("own", self.act, self.scaled), self.altup, self.gate, self.project)
 
     def __call__(self, f: Tape, x: Tensor, given: Tensor) -> Tensor:
         """x [N, B, S, H] and the layer's own input [B, S, P] -> [N, B, S, H]; all locals live until the end."""
         before, after, second, last = self.norms
+        f.node_by_node = self.attention.mode == "store"
         predictions = self.altup.predict(f, x)
         active = self.altup.active(f, predictions)
         normed = before(f, active)
         laurel = self.laurel(f, normed)
         attended = self.attention(f, self.env, normed, x)
+        f.node_by_node = False
         attended = after(f, attended)
         gated = add(f, active, attended)
         joined = scale(f, add(f, gated, laurel))
@@ -124,15 +146,19 @@ class Block:
         fed_normed = last(f, fed)
         activated = add(f, joined, fed_normed)
         corrected = self.altup.correct(f, predictions, activated)
+        first = whole(f, self.part, self.own, corrected, given)
+        first = self.last_norm(f, first)
+        return add_behind(f, corrected, first)
+
+    def own(self, f: Tape, corrected: Tensor, given: Tensor) -> Tensor:
+        """What the layer's own input adds, before it is normed."""
         first = copy(f, self.altup.active(f, corrected))
         if self.scaled:
             first = self.altup.scaled(f, first)
         first = self.gate(f, first)
         first = activate(f, first, self.act)
         first = mul(f, first, given)
-        first = self.project(f, first)
-        first = self.last_norm(f, first)
-        return add_behind(f, corrected, first)
+        return self.project(f, first)
 
 
 class Model(gemma4.Model):
@@ -144,7 +170,7 @@ class Model(gemma4.Model):
         rows = b.training.vocab_size or a.vocab_size
         self.blocks = False
         self.embed = b.embedding("model.embed_tokens", rows, h)
-        self.layer_kinds = kinds_of(a)
+        self.layer_kinds = kinds_of(a, b)
         self.kinds = [kind for kind, _, _ in self.layer_kinds]
         self.layers = Stack(b, self.layer_kinds, lambda build, kind, index: Block(a, build, kind, index, env))
         self.norm = Norm(b, "model.norm", h)
@@ -208,7 +234,7 @@ class Model(gemma4.Model):
         for kind in self.types:
             state[f"rope:{kind}"] = Rotation.tables(f, length, self.rotary(kind), x.dtype)
         del state
-        self.layers.before = gemma4.parts_of(given)
+        self.layers.before = gemma4.parts_of(summed(f, given))
         hidden = self.layers(f, env, hidden)
         self.layers.before = None
         first = slice_of(f, hidden, (rows, length, h))

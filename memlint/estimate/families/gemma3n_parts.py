@@ -5,9 +5,13 @@ Source: transformers 5.24 models/gemma3n/modeling_gemma3n.py.
 
 from __future__ import annotations
 
+from typing import Any, Hashable
+
 from memlint.estimate.build import Build
 from memlint.estimate.engine.tape import Node, Tape, Tensor
+from memlint.estimate.engine.whole import Part, describe, whole
 from memlint.estimate.families.gemma4_parts import Norm
+from memlint.estimate.families.products import Product
 from memlint.estimate.ops.basic import add, cast, copy, mean_last, mul, saving_output, scale, shift, slice_of
 from memlint.estimate.ops.gather import subtract
 from memlint.estimate.ops.linear import Weight, linear, matmul
@@ -134,10 +138,17 @@ class AltUp:
         b.idle, idle = b.idle or (self.clips and b.adapter), b.idle
         self.correction = b.linear(f"{name}.correction_coefs", self.count, self.count)
         b.idle = idle
-        self.prediction = b.linear(f"{name}.prediction_coefs", self.count, self.count**2)
+        self.prediction = Product(b.linear(f"{name}.prediction_coefs", self.count, self.count**2))
         self.router = b.linear(f"{name}.modality_router", h, self.count)
         self.norm = Norm(b, f"{name}.router_norm", h)
+        router, correction = Product(self.router), Product(self.correction)
+        self.predicting = Part("predict", self.norm, router, self.prediction, again=True)
+        self.correcting = Part(("correct", self.clips), self.norm, router, correction, again=True)
         b.buffer(4)
+
+    def describe(self, weights: list[Any]) -> Hashable:
+        """See :class:`Layer`: its scale alone."""
+        return describe(self.scale, weights)
 
     def active(self, f: Tape, streams: Tensor) -> Tensor:
         """``streams[altup_active_idx]``."""
@@ -151,6 +162,10 @@ class AltUp:
 
     def predict(self, f: Tape, x: Tensor) -> Tensor:
         """A linear mix of the streams for each token, added to them."""
+        return whole(f, self.predicting, self.mixed, x)
+
+    def mixed(self, f: Tape, x: Tensor) -> Tensor:
+        """The same, operation by operation."""
         rows, length, h = x.shape[1:]
         modalities = self.modalities(f, self.active(f, x))
         mix = self.prediction(f, modalities).view(rows, length, self.count, self.count)
@@ -163,6 +178,10 @@ class AltUp:
 
     def correct(self, f: Tape, predictions: Tensor, activated: Tensor) -> Tensor:
         """Each stream corrected by what the layer found beyond the prediction."""
+        return whole(f, self.correcting, self.moved, predictions, activated)
+
+    def moved(self, f: Tape, predictions: Tensor, activated: Tensor) -> Tensor:
+        """The same, operation by operation."""
         modalities = self.modalities(f, activated)
         innovation = subtract(f, activated, self.active(f, predictions))
         innovation = repeat_first(f, innovation, self.count)
@@ -186,12 +205,17 @@ class Laurel:
 
     def __init__(self, a: Architecture, b: Build, name: str) -> None:
         h, rank = a.hidden_size, int(a.get("laurel_rank", 64))
-        self.left = b.linear(f"{name}.linear_left", h, rank)
-        self.right = b.linear(f"{name}.linear_right", rank, h)
+        self.left = Product(b.linear(f"{name}.linear_left", h, rank))
+        self.right = Product(b.linear(f"{name}.linear_right", rank, h))
         self.norm = Norm(b, f"{name}.post_laurel_norm", h)
+        self.part = Part("laurel", self.left, self.right, self.norm)
 
     def __call__(self, f: Tape, x: Tensor) -> Tensor:
         """x [B, S, H] -> [B, S, H]."""
+        return whole(f, self.part, self.added, x)
+
+    def added(self, f: Tape, x: Tensor) -> Tensor:
+        """The same, operation by operation."""
         out = self.left(f, x)
         out = self.right(f, out)
         normed = self.norm(f, out)

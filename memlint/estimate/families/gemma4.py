@@ -9,9 +9,11 @@ from typing import Any, Callable
 
 from memlint.estimate.build import Build
 from memlint.estimate.engine.tape import Tape, Tensor
+from memlint.estimate.engine.whole import Part, whole
 from memlint.estimate.env import Batch, Env
-from memlint.estimate.families.gemma4_parts import Moe, Norm, Rotation, scaled_in_place, shared, sharing
+from memlint.estimate.families.gemma4_parts import Moe, Norm, Rotation, scaled_in_place, sharing, stored, summed
 from memlint.estimate.families.pieces import hooked
+from memlint.estimate.families.products import Product
 from memlint.estimate.families.shapes import Shape
 from memlint.estimate.ops.activations import activate
 from memlint.estimate.ops.basic import add, mul, scale, slice_of
@@ -24,17 +26,21 @@ Kind = tuple[str, str | None, bool]
 """
 
 
-def kinds_of(a: Architecture) -> list[Kind]:
+def kinds_of(a: Architecture, b: Build) -> list[Kind]:
     """The kind of each layer.
 
-    The last of a sort makes the first gradient of what all share. A graph that stored keys and values keeps alive holds
-    the gradient handed to the layer before.
+    The last of a sort makes the first gradient of what all share, which is its own (engine/shared.py) but under ZeRO
+    and where inductor adds it up. A graph that stored keys and values keep alive holds the gradient handed to the layer
+    before, where checkpoints are reentrant (see ``stored``).
     """
+    checkpointing, apart = b.training.checkpointing, b.sharding.zero is not None or b.training.compile
+    reentrant = checkpointing.mode != "none" and checkpointing.reentrant
     types = ["sliding" if t == "sliding_attention" else "full" for t in a.get("layer_types")]
     modes = sharing(types, int(a.get("num_kv_shared_layers", 0)))
     last = {kind: index for index, kind in enumerate(types)}
     following = [*modes[1:], None]
-    return [(t, modes[i], i == last[t] or following[i] == "store") for i, t in enumerate(types)]
+    edges = [(apart and i == last[t]) or (reentrant and following[i] == "store") for i, t in enumerate(types)]
+    return [(t, modes[i], edges[i]) for i, t in enumerate(types)]
 
 
 class Attention:
@@ -47,16 +53,17 @@ class Attention:
         self.heads = int(a.get("num_attention_heads"))
         self.kv, self.dim = self.widths(a)
         self.dropout = float(a.get("attention_dropout", 0.0))
-        self.q = b.linear(f"{name}.q_proj", h, self.heads * self.dim, bias)
+        self.q = Product(b.linear(f"{name}.q_proj", h, self.heads * self.dim, bias))
         self.q_norm = Norm(b, f"{name}.q_norm", self.dim)
+        self.queries = Part("queries", self.q, self.q_norm)
         self.v: Any = None
         if self.mode != "reuse":
             self.k_norm = Norm(b, f"{name}.k_norm", self.dim)
             self.v_norm = Norm(b, None, self.dim)
-            self.k = b.linear(f"{name}.k_proj", h, self.kv * self.dim, bias)
+            self.k = Product(b.linear(f"{name}.k_proj", h, self.kv * self.dim, bias))
             if not (a.get("attention_k_eq_v", False) and self.kind == "full"):
-                self.v = b.linear(f"{name}.v_proj", h, self.kv * self.dim, bias)
-        self.o = b.linear(f"{name}.o_proj", self.heads * self.dim, h, bias)
+                self.v = Product(b.linear(f"{name}.v_proj", h, self.kv * self.dim, bias))
+        self.o = Product(b.linear(f"{name}.o_proj", self.heads * self.dim, h, bias))
         self.gates: Any = None
 
     def widths(self, a: Architecture) -> tuple[int, int]:
@@ -73,23 +80,25 @@ class Attention:
         v = self.v_norm(f, v)
         return k, v
 
+    def query(self, f: Tape, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """Turned queries."""
+        q = self.q(f, x).view(*x.shape[:1], self.heads, x.shape[1], self.dim)
+        q = self.q_norm(f, q)
+        return Rotation((cos, sin))(f, q)
+
     def __call__(self, f: Tape, env: Env, x: Tensor, source: Tensor) -> Tensor:
         """x [B, S, H], which is the norm of ``source`` -> [B, S, H]."""
-        rows, length, _ = x.shape
         state = env.state
         turn = Rotation(state[f"rope:{self.kind}"])
-        q = self.q(f, x).view(rows, self.heads, length, self.dim)
-        q = self.q_norm(f, q)
-        q = turn(f, q)
+        q = whole(f, self.queries, self.query, x, turn.cos, turn.sin)
         if self.mode == "reuse":
             k, v = state["kv"][self.kind]
         else:
             k, v = self._cached(f, env, *self.pair(f, x, turn))
         if self.mode == "store":
-            k, v = shared(f, env, self, source, k, v)
+            k, v = stored(f, env, self, source, k, v)
         out = env.attend(f, q, k, v, state[f"mask:{self.kind}"], self.dropout)
-        result: Tensor = self.o(f, out)
-        return result
+        return self.o(f, out)
 
     def _cached(self, f: Tape, env: Env, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         from memlint.estimate.ops.basic import cat
@@ -123,14 +132,18 @@ class Mlp:
         wide = a.get("use_double_wide_mlp", False) and kind[1] == "reuse"
         width = int(a.get("intermediate_size")) * (2 if wide else 1)
         self.act = str(a.get("hidden_activation", "gelu_pytorch_tanh"))
-        self.gate = b.linear(f"{name}.gate_proj", a.hidden_size, width)
-        self.up = b.linear(f"{name}.up_proj", a.hidden_size, width)
-        self.down = b.linear(f"{name}.down_proj", width, a.hidden_size)
+        self.gate = Product(b.linear(f"{name}.gate_proj", a.hidden_size, width))
+        self.up = Product(b.linear(f"{name}.up_proj", a.hidden_size, width))
+        self.down = Product(b.linear(f"{name}.down_proj", width, a.hidden_size))
+        self.part = Part(self.act, self.gate, self.up, self.down)
 
     def __call__(self, f: Tape, x: Tensor) -> Tensor:
         """x [B, S, H] -> [B, S, H]."""
-        result: Tensor = self.down(f, mul(f, activate(f, self.gate(f, x), self.act), self.up(f, x)))
-        return result
+        return whole(f, self.part, self.fed, x)
+
+    def fed(self, f: Tape, x: Tensor) -> Tensor:
+        """The same, operation by operation."""
+        return self.down(f, mul(f, activate(f, self.gate(f, x), self.act), self.up(f, x)))
 
 
 class Block:
@@ -150,16 +163,18 @@ class Block:
         self.act = str(a.get("hidden_activation", "gelu_pytorch_tanh"))
         self.gate: Any = None
         if width:
-            self.gate = b.linear(f"{name}.per_layer_input_gate", h, width)
-            self.project = b.linear(f"{name}.per_layer_projection", width, h)
+            self.gate = Product(b.linear(f"{name}.per_layer_input_gate", h, width))
+            self.project = Product(b.linear(f"{name}.per_layer_projection", width, h))
             self.last_norm = Norm(b, f"{name}.post_per_layer_input_norm", h)
 
     def __call__(self, f: Tape, x: Tensor, given: Tensor | None = None) -> Tensor:
         """x [B, S, H] and the layer's own input [B, S, P] -> [B, S, H]."""
         before, after, second, last = self.norms
         residual = x
+        f.node_by_node = self.attention.mode == "store"
         x = before(f, x)
         x = self.attention(f, self.env, x, residual)
+        f.node_by_node = False
         x = after(f, x)
         x = add(f, residual, x)
         residual = x
@@ -195,7 +210,7 @@ class Model:
         self.dtype = b.training.precision.weights
         self.embed = b.embedding("model.embed_tokens", rows, h)
         b.buffer(4)
-        self.kinds = kinds_of(a)
+        self.kinds = kinds_of(a, b)
         self.layers = Stack(b, self.kinds, lambda build, kind, index: Block(a, build, kind, index, env))
         self.norm = Norm(b, "model.norm", h)
         for kind in self.types:
@@ -252,7 +267,7 @@ class Model:
             state[f"rope:{kind}"] = Rotation.tables(f, length, self.rotary(kind), x.dtype)
         del state
         if given is not None:
-            self.layers.before = parts_of(given)
+            self.layers.before = parts_of(summed(f, given))
         embedded = x
         x = self.layers(f, env, x)
         self.layers.before = None

@@ -5,11 +5,12 @@ Source: transformers 5.24 models/gemma4/modeling_gemma4.py.
 
 from __future__ import annotations
 
-from typing import Any, Sequence
+from typing import Any, Hashable, Sequence
 
 from memlint.estimate.build import Build
-from memlint.estimate.engine.pool import TEMPORARIES
+from memlint.estimate.engine.shared import gate, shared
 from memlint.estimate.engine.tape import Node, Tape, Tensor
+from memlint.estimate.engine.whole import Part, describe, whole
 from memlint.estimate.env import Env
 from memlint.estimate.errors import required
 from memlint.estimate.families.rotary import rotary_tables
@@ -39,18 +40,26 @@ def inverse_root(f: Tape, x: Tensor) -> Tensor:
 class Norm:
     """Gemma4RMSNorm: everything in fp32, cast back; ``name`` None: without weight."""
 
-    __slots__ = ("weight",)
+    __slots__ = ("part", "weight")
 
     def __init__(self, b: Build, name: str | None, width: int) -> None:
         self.weight = None if name is None else b.parameter(f"{name}.weight", width)
+        self.part = Part("norm", self)
+
+    def describe(self, weights: list[Any]) -> Hashable:
+        """See :class:`Layer`."""
+        return describe(self.weight, weights)
 
     def __call__(self, f: Tape, x: Tensor) -> Tensor:
         """x [..., width] -> the same shape."""
-        dtype = x.dtype
+        return cast(f, whole(f, self.part, self.scaled, x), x.dtype)
+
+    def scaled(self, f: Tape, x: Tensor) -> Tensor:
+        """The norm in fp32."""
         out = self._normed(f, cast(f, x, "fp32"))
         if self.weight is not None:
             out = mul(f, out, cast(f, self.weight, "fp32"))
-        return cast(f, out, dtype)
+        return out
 
     def _normed(self, f: Tape, x: Tensor) -> Tensor:
         return mul(f, x, inverse_root(f, shift(f, mean_last(f, square(f, x)))))
@@ -69,13 +78,21 @@ class Rotation:
 
     def __call__(self, f: Tape, x: Tensor) -> Tensor:
         """x [B, h, S, D] -> the same shape."""
-        straight = mul(f, x, self.cos)
-        return add(f, straight, mul(f, self._turned(f, x), self.sin))
+        return whole(f, ROTATION, _turned, x, self.cos, self.sin)
 
-    def _turned(self, f: Tape, x: Tensor) -> Tensor:
-        half = (*x.shape[:-1], x.shape[-1] // 2)
-        first, second = slice_of(f, x, half), slice_of(f, x, half)
-        return cat(f, scale(f, second), first)
+
+ROTATION = Part("rotation")
+
+
+def _turned(f: Tape, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    straight = mul(f, x, cos)
+    return add(f, straight, mul(f, _half_turned(f, x), sin))
+
+
+def _half_turned(f: Tape, x: Tensor) -> Tensor:
+    half = (*x.shape[:-1], x.shape[-1] // 2)
+    first, second = slice_of(f, x, half), slice_of(f, x, half)
+    return cat(f, scale(f, second), first)
 
 
 def _scaled_backward(f: Tape, node: Node, grad: Tensor) -> tuple[Tensor]:
@@ -115,7 +132,12 @@ def _joined(f: Tape, x: Tensor, gate: Node | None) -> Tensor:
     return f.record(Tensor(x.shape, x.dtype, x.storage), _joined_backward, (x,), (), gate)
 
 
-def shared(f: Tape, env: Env, layer: Any, source: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+def summed(f: Tape, x: Tensor) -> Tensor:
+    """What several layers use; inductor adds up their gradients itself."""
+    return shared(f, x) if f.alike else x
+
+
+def stored(f: Tape, env: Env, layer: Any, source: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     """Put keys and values where later layers find them; ``source`` is the layer's input.
 
     A checkpointed layer's graph is made in its recomputation; until then the gradients of those layers wait in a node
@@ -124,11 +146,9 @@ def shared(f: Tape, env: Env, layer: Any, source: Tensor, k: Tensor, v: Tensor) 
     kept = env.state["kv"]
     reentrant = env.checkpointing.reentrant
     if not env.checkpointed(layer.index) or not f.grad_enabled:
-        kept[layer.kind] = (k, v)
+        k, v = kept[layer.kind] = summed(f, k), summed(f, v)
     elif f.hollow:
-        layer.gates = [
-            Node(None, (), (), (), None, TEMPORARIES) if f.needs(t) and not reentrant else None for t in (k, v)
-        ]
+        layer.gates = [gate(f) if f.needs(t) and not reentrant else None for t in (k, v)]
         kept[layer.kind] = tuple([Tensor(t.shape, t.dtype, t.storage, gate) for t, gate in zip((k, v), layer.gates)])
     else:
         gates, layer.gates = layer.gates or (None, None), None

@@ -1,0 +1,244 @@
+"""Parts of a layer that are counted as a whole: each is measured once on a tape of its own, and becomes one node.
+
+Layers of different kinds are made of equal parts: a norm, an adapted product, a feed-forward. What such a part does to
+the live bytes depends on the shapes it is given alone. So it is run once, forward and backward, on a scratch tape, and
+what it does is noted as segments between the places where it touches what is not its own: a given tensor is saved or
+let go, a gradient is handed out. Wherever the part stands, these segments are counted and the places gone through.
+
+A part must make one output, hold nothing but what its nodes save, and be followed by something that saves (what
+follows the last save of a checkpointed block runs ahead of the recomputation, node by node).
+"""
+
+from __future__ import annotations
+
+from sys import getrefcount
+from typing import Any, Callable, Hashable, Protocol
+
+from memlint.estimate.engine.graph import Leaf, Node, Shape, Tensor, View
+from memlint.estimate.engine.pool import Pool, Storage
+from memlint.estimate.engine.profile import Profile
+from memlint.estimate.engine.scratch import CACHE, GRAD, HAND, LET, PASS, RELEASE, SAVE, STOP
+from memlint.estimate.engine.tape import Tape
+from memlint.estimate.engine.twice import Double, Second
+
+_made = object.__new__
+
+
+class Whole(Node):
+    """The one node of a part; ``edges`` lead to its inputs, then to its parameters."""
+
+    __slots__ = ()
+
+    def unwind(self, tape: Tape) -> list[Tensor | None]:
+        """Count the part's backward, and hand out its gradients."""
+        profile: Profile = self.meta
+        pool, edges, saved, grad = tape.pool, self.edges, list(self.saved), self.grad
+        self.saved, self.grad = (), None
+        held: dict[int, Tensor] = {}
+        for tensor in saved[profile.saves :]:
+            # Its bytes go segment by segment.
+            tensor.storage.size = 0  # type: ignore[union-attr]
+        tensor = None
+        del saved[profile.saves :]
+        for segment in profile.backward:
+            segment.count(pool)
+            what, place, *given = segment.event
+            if what == RELEASE:
+                saved[place] = None
+            elif what == GRAD:
+                grad = None
+            elif what == HAND:
+                handed(tape, held, edges[place], *given)
+            elif what == PASS:
+                assert grad is not None
+                cast, itself, shape, dtype = given
+                deliver(tape, edges[place], [grad if itself else Tensor(shape, dtype, grad.storage)], cast)
+            elif what == LET:
+                del held[place]
+        return []
+
+
+def handed(
+    tape: Tape,
+    held: dict[int, Tensor],
+    edge: Any,
+    cast: bool,
+    number: int,
+    kind: type[Tensor],
+    shape: Shape,
+    dtype: str,
+    size: int,
+    label: int,
+) -> None:
+    """Hand out a gradient, whose bytes have been counted; those with a number the part holds as well."""
+    storage = Storage.counted(tape.pool, size, label)
+    storage.repeat = tape.pool.repeat
+    made = [kind(shape, dtype, storage)]
+    if number:
+        held[number] = Tensor(shape, dtype, storage)
+    del storage
+    deliver(tape, edge, made, cast)
+
+
+def deliver(tape: Tape, edge: Any, made: list[Tensor], cast: bool) -> None:
+    """Give a gradient, which the list gives away, to what it is for: the end of :meth:`Unwinding.execute`."""
+    result = made.pop()
+    if isinstance(edge, Leaf):
+        tape._accumulate(edge, result, cast)
+    elif edge.grad is None:
+        edge.grad = result
+        tape.pending.add(edge)
+    elif type(edge.grad) is View or getrefcount(edge.grad) > 2 or getrefcount(edge.grad.storage) > 2:
+        edge.grad = edge.summed(tape)
+
+
+class Layer(Protocol):
+    """A module that a part is made of."""
+
+    def describe(self, weights: list[Any]) -> Hashable:
+        """Everything that its bytes depend on beside the inputs and the tape's modes, None if that cannot be said; its
+        parameters go to ``weights``, in the same order for equal modules."""
+
+
+class Part:
+    """What a part is, whatever it is given."""
+
+    __slots__ = ("again", "key", "layers", "name", "trained", "weights")
+
+    key: Hashable
+    """Everything that its bytes depend on beside the inputs and the tape's modes; None: it is run as it is."""
+    trained: bool
+
+    def __init__(self, name: Hashable, *layers: Layer, again: bool = False) -> None:
+        """``again``: other parts of the model use these layers too."""
+        self.name = name
+        self.layers = layers
+        self.again = again
+        self.weights: list[Any] | None = None
+
+    def look(self) -> list[Any]:
+        """Its parameters, read with its key when it first runs."""
+        weights: list[Any] = []
+        keys = [layer.describe(weights) for layer in self.layers]
+        self.key = None if None in keys else (self.name, *keys)
+        self.trained = any(w.node is not None for w in weights)
+        self.weights = weights
+        return weights
+
+
+def describe(weight: Any, weights: list[Any]) -> Hashable:
+    """What matters of one parameter, where there is one."""
+    if weight is None:
+        return False
+    weights.append(weight)
+    node = weight.node
+    return weight.shape, weight.dtype, weight.cached, None if node is None else node.grad_dtype
+
+
+def is_leaf(f: Tape, x: Tensor) -> bool:
+    """Whether autocast caches its cast of a tensor, which is a leaf (see ``to_autocast``)."""
+    node = x.node
+    return f.autocast is not None and isinstance(node, Node) and not node.edges and node.backward is not None
+
+
+def whole(f: Tape, part: Part, action: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
+    """``action(f, *inputs)`` counted as a whole."""
+    if type(f) is not Tape or not f.counts_twice or f.selection is not None:
+        return action(f, *inputs)
+    pool = f.pool
+    if pool.watch is not None or pool.decomposed or (f.saves_left is not None and f.node_by_node):
+        return action(f, *inputs)
+    weights = part.look() if part.weights is None else part.weights
+    if part.key is None:
+        return action(f, *inputs)
+    if f.autocast is not None and (f.cast_cache or part.again):
+        if part.again:
+            # The gradients of a cached copy come together before they are cast.
+            return action(f, *inputs)
+        for weight in weights:
+            if id(weight) in f.cast_cache:
+                return action(f, *inputs)
+    shapes: list[Hashable] = []
+    recorded = f.grad_enabled and part.trained
+    for x in inputs:
+        node = x.node
+        if x.storage is None or is_leaf(f, x):
+            return action(f, *inputs)
+        if node is not None and f.grad_enabled:
+            recorded = True
+        shapes.append((x.shape, x.dtype, node is None))
+    again = f.second is not None or f.saves_left is not None
+    like = (part.key, f.component, f.autocast, f.adapters, recorded, again, *shapes)
+    profile = f.wholes.get(like)
+    if profile is None:
+        profile = f.wholes[like] = Profile(again)
+    if (recorded and profile.forward is None) or (profile.plain is None and (f._hollow or not recorded)):
+        profile.measure(f, weights, action, inputs, recorded=recorded)
+    if profile.spoilt or (f.saves_left is not None and f.saves + profile.saves + profile.own_saves >= f.saves_left):
+        # The recomputation may stop inside.
+        return action(f, *inputs)
+    return _count(f, profile, weights, inputs, recorded)
+
+
+def _count(f: Tape, profile: Profile, weights: list[Any], inputs: tuple[Tensor, ...], recorded: bool) -> Tensor:
+    pool, second = f.pool, f.second
+    saved: list[Tensor | None] = []
+    given = [*inputs]
+    if not recorded or f._hollow:
+        for segment in profile.plain or ():
+            segment.count(pool)
+            if segment.event[0] == CACHE:
+                given.append(_copy(f, weights, *segment.event[1:]))
+    if recorded:
+        f.saving = len(f.nodes)
+        f.saves += profile.own_saves
+    if recorded and (second is not None or not f._hollow):
+        counted: Pool | Second = pool if second is None else second
+        for segment in profile.forward or ():
+            segment.count(counted)
+            what, place, *more = segment.event
+            if what == SAVE:
+                x = given[place]
+                saved += f.save(Tensor(more[0], more[1], x.storage, x.node))
+            elif what == STOP and second is not None:
+                second.stop = second.peak, second.peak_components
+            elif what == CACHE and second is None:
+                given.append(_copy(f, weights, place, *more))
+        for size, component in profile.kept:
+            tensor = Tensor((size,), "uint8", None)
+            if second is None:
+                tensor.storage = Storage.counted(pool, size, component)
+                tensor.storage.repeat = pool.repeat
+            else:
+                second.keeps.append((size, component, [tensor]))
+            saved.append(tensor)
+    elif recorded:
+        f.saves += profile.saves
+    out = _counted(f, *profile.out)
+    if recorded:
+        edges = (*[x.node for x in inputs], *[w.node for w in weights])
+        out.node = node = Whole(None, edges, (), tuple(saved), profile, f.component)
+        f.nodes.append(node)
+    return out
+
+
+def _counted(f: Tape, shape: Shape, dtype: str, size: int) -> Tensor:
+    """A tensor whose bytes have been counted."""
+    pool, second = f.pool, f.second
+    if second is None:
+        storage = Storage.counted(pool, size, f.component)
+    else:
+        storage = _made(Double)
+        storage.pool, storage.size, storage.component = pool, size, f.component
+        storage.keep, storage.second = None, second
+        second.alive += 1
+    storage.repeat = pool.repeat
+    return Tensor(shape, dtype, storage)
+
+
+def _copy(f: Tape, weights: list[Any], place: int, shape: Shape, dtype: str, size: int) -> Tensor:
+    """A parameter's copy in autocast's cache."""
+    weight = weights[place]
+    copied = f.cast_cache[id(weight)] = _counted(f, shape, dtype, size)
+    copied.node = weight.node if f.grad_enabled else None
+    return copied
