@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from memlint.estimate.engine.tape import Tape, Tensor
 from memlint.estimate.ops.basic import add, cast, copy, dropout, mul, promoted, scale, shift
 from memlint.estimate.ops.linear import Weight, cast_weight, linear
+from memlint.estimate.ops.low_rank import branch
 from memlint.estimate.quantized import BITSANDBYTES, FOUR_BIT, QuantizedLinear
 from memlint.estimate.quantized import QuantizedWeight as QuantizedWeight
 from memlint.estimate.quantized import keeps_input as keeps_input
@@ -107,7 +108,7 @@ class LoraLinear:
         if self.magnitude is not None:
             return cast(f, self._dora(f, x, result, self.magnitude), dtype)
         # x, in the adapter's dtype, is there beside its dropped copy until the call returns.
-        result = add(f, result, scale(f, linear(f, linear(f, dropout(f, x, self.lora.dropout), self.a), self.b)))
+        result = add(f, result, scale(f, branch(f, x, self.a, self.b, self.lora.dropout)))
         return cast(f, result, dtype)
 
     def _dora(self, f: Tape, x: Tensor, result: Tensor, magnitude: Weight) -> Tensor:
@@ -180,7 +181,7 @@ class QuantizedLora(LoraLinear):
             # Under autocast it stays in fp32, which the magnitude is in, and so does what the model computes from it.
             result = self._dora(f, x, result, self.magnitude)
             return result if f.autocast is not None else cast(f, result, dtype)
-        output = scale(f, linear(f, linear(f, dropout(f, x, self.lora.dropout), self.a), self.b))
+        output = scale(f, branch(f, x, self.a, self.b, self.lora.dropout))
         if f.autocast is None:
             output = cast(f, output, dtype)
         return add(f, result, output)
