@@ -5,7 +5,6 @@ Adapted models run hardly anything else, and what each node costs is most of an 
 
 from __future__ import annotations
 
-from memlint.estimate.engine.gradients import accumulate
 from memlint.estimate.engine.pool import GRADIENTS, TEMPORARIES
 from memlint.estimate.engine.tape import Leaf, Node, Tape, Tensor, View
 from memlint.estimate.ops.basic import dropout
@@ -21,7 +20,7 @@ def _branch_backward(f: Tape, node: Node, grad: Tensor) -> tuple[Tensor | None, 
     passed: Tensor | None = f.new((*shape[:-1], rows[0]), dtype, TEMPORARIES)
     weight = f.new(columns, dtype, GRADIENTS)
     _used(f, node, grad)
-    accumulate(f, second, weight, False)  # type: ignore[arg-type]  # a Leaf, see branch
+    f._accumulate(second, weight)  # type: ignore[arg-type]  # a Leaf, see branch
     del weight
     low, passed = passed, None
     if back is not None:
@@ -29,7 +28,7 @@ def _branch_backward(f: Tape, node: Node, grad: Tensor) -> tuple[Tensor | None, 
     weight = f.new(rows, dtype, GRADIENTS)
     assert low is not None
     _used(f, node, low)
-    accumulate(f, first, weight, False)  # type: ignore[arg-type]
+    f._accumulate(first, weight)  # type: ignore[arg-type]
     del low, weight
     if passed is None:
         return None, None, None
