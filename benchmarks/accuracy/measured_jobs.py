@@ -224,6 +224,8 @@ def _checkpointing(row: Row) -> Checkpointing:
 def _loss(row: Row) -> str:
     if row.framework in ("litgpt", "torchtune"):
         return "chunked" if row["fused_ce"] == "chunked" else "standard"
+    if "cut cross entropy" in row["notes"]:
+        return "cut-cross-entropy"
     return {"chunked": "fused", "liger": "fused"}.get(row["fused_ce"], "standard")
 
 

@@ -12,7 +12,7 @@ RL = ("dpo", "gdpo", "grpo", "ipo", "orpo", "kto", "simpo", "ebft")
 """RLType of axolotl 0.19 utils/schemas/enums.py."""
 
 OPTIMIZERS: dict[str, str] = {
-    "optimi_adamw": "adamw-fused",
+    "optimi_adamw": "adamw-optimi",
     "ao_adamw_4bit": "adamw-4bit",
     "ao_adamw_8bit": "adamw-8bit",
     "ao_adamw_fp8": "adamw-fp8",
@@ -224,9 +224,9 @@ def _needs_plugin(run: Run, key: str, plugin: str) -> None:
 
 def _choose_loss(run: Run, *, liger: bool, cut: bool) -> None:
     cfg = run.cfg
-    fused_key = _LIGER_LOSS if liger and cfg.flag(_LIGER_LOSS) else None
+    fused_key, kind = (_LIGER_LOSS if liger and cfg.flag(_LIGER_LOSS) else None), "fused"
     if fused_key is None and cut and cfg.flag("cut_cross_entropy") is not False:
-        fused_key = cfg.has("cut_cross_entropy") or "plugins"
+        fused_key, kind = cfg.has("cut_cross_entropy") or "plugins", "cut-cross-entropy"
     if run.rl is not None:
         own = "dpo_use_liger_kernel" if run.rl in ("dpo", "ipo") and cfg.flag("dpo_use_liger_kernel") else None
         trl = cfg.section("trl")
@@ -243,7 +243,7 @@ def _choose_loss(run: Run, *, liger: bool, cut: bool) -> None:
             run.default("training.loss", "standard", "core/builders/rl.py")
         return
     if fused_key is not None:
-        run.put("training.loss", "fused", fused_key)
+        run.put("training.loss", kind, fused_key)
         return
     if cfg.flag("chunked_cross_entropy"):
         # The logits exist whole; only their fp32 copy is made piece by piece (monkeypatch/loss/chunked.py).
@@ -267,6 +267,7 @@ def read_optimizer(run: Run) -> None:
         "adamw-fused",
         "utils/schemas/training.py (adamw_torch_fused)",
     )
+    read_low_rank(table.get(name or ""), cfg.raw, run.put)
     if name in LAYERWISE_OPTIMIZERS:
         run.put("training.optimizer_in_backward", True, "optimizer")
     clipping = cfg.number("max_grad_norm", minimum=0)

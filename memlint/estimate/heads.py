@@ -9,6 +9,7 @@ from memlint.estimate.engine.pool import LOGITS, TEMPORARIES
 from memlint.estimate.engine.tape import Tape, Tensor
 from memlint.estimate.env import Batch
 from memlint.estimate.ops.basic import cast, dropout, saving_output, scale
+from memlint.estimate.ops.cut_loss import cut_cross_entropy
 from memlint.estimate.ops.fused_loss import (
     chunked_loss,
     liger_fused_loss,
@@ -100,6 +101,8 @@ class CausalHead:
         f.component = LOGITS
         if self.loss_kind == "fused":
             return liger_fused_loss(f, hidden, self.head.weight)
+        if self.loss_kind == "cut-cross-entropy":
+            return cut_cross_entropy(f, hidden, self.head.weight, batch.labels)
         if self.trl and self.by_chunks:
             return trl_chunked_loss(f, hidden, self.head.weight)
         if self.trl:

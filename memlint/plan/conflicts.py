@@ -58,7 +58,7 @@ def _gradients_partitioned_in_a_pipeline(value: Value, dialect: str) -> bool:
 
 
 def _fused_loss_under_tensor_parallelism(value: Value, dialect: str) -> bool:
-    return int(value("parallelism.tensor")) > 1 and value("training.loss") == "fused"
+    return int(value("parallelism.tensor")) > 1 and value("training.loss") in ("fused", "cut-cross-entropy")
 
 
 def _fp16_weights_under_a_scaler(value: Value, dialect: str) -> bool:

@@ -297,7 +297,7 @@ class TestStep:
 
     def test_the_cut_cross_entropy_plugin_is_on_once_listed(self):
         plugin = "plugins: [axolotl.integrations.cut_cross_entropy.CutCrossEntropyPlugin]\n"
-        assert training(plugin).loss == "fused"
+        assert training(plugin).loss == "cut-cross-entropy"
         assert training(plugin + "cut_cross_entropy: false").loss == "standard"
 
     def test_liger_takes_only_the_flags_that_are_set(self):

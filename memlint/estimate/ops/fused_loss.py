@@ -93,7 +93,7 @@ def _chunked_logprob_backward(f: Tape, node: Node, grad: Tensor) -> tuple[Tensor
     return first, second
 
 
-def _dense(f: Tape, weight: Tensor) -> Tensor:
+def dense(f: Tape, weight: Tensor) -> Tensor:
     """The weight behind a node of its own: its gradient is a whole tensor, to which a tied embedding's is added in
     place, as it is to a cast one.
     """
@@ -142,7 +142,7 @@ def trl_log_probs(
     del statistics, tiles
     if not recorded:
         return out
-    return f.record(out, _chunked_logprob_backward, (x, _dense(f, weight)), saved, (compute, widens))
+    return f.record(out, _chunked_logprob_backward, (x, dense(f, weight)), saved, (compute, widens))
 
 
 def _pass_backward(f: Tape, node: Node, grad: Tensor) -> tuple[Tensor]:

@@ -135,6 +135,7 @@ def _refuse(job: TrainingJob, optimizers: tuple[str, ...]) -> None:
         (training.method not in ("full", "lora", "qlora", "freeze"), "training.method", training.method),
         (quantization is not None and quantization.bits != 4, "training.quantization.type", _type(quantization)),
         (training.loss != "standard" and training.objective != "causal-lm", "training.loss", training.loss),
+        (training.loss == "cut-cross-entropy", "training.loss", training.loss),
         (bool(training.liger), "training.liger", ", ".join(training.liger)),
         (training.precision.fp8, "training.precision.fp8", "true"),
         (training.precision.master_weights, "training.precision.master_weights", "true"),
