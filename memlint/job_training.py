@@ -130,7 +130,7 @@ class Training:
     checkpointing: Checkpointing = field(default_factory=Checkpointing)
     attention: str = "sdpa"
     loss: str = "standard"
-    """standard, chunked (logits of a chunk at a time), fused (never materialised: Liger, cut cross entropy)."""
+    """standard, chunked (logits of a chunk at a time), fused (never whole: Liger), cut-cross-entropy (never, nor early)."""
     liger: tuple[str, ...] = ()
     """Liger kernels in use beside the loss: rms_norm swiglu rope layer_norm."""
     compile: bool = False
