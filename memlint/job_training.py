@@ -130,7 +130,7 @@ class Training:
     checkpointing: Checkpointing = field(default_factory=Checkpointing)
     attention: str = "sdpa"
     loss: str = "standard"
-    """standard, chunked (logits of a chunk at a time), fused (never whole: Liger), cut-cross-entropy (never, nor early)."""
+    """standard, chunked (a chunk of logits at a time), fused (never whole: Liger) or cut-cross-entropy (in kernels)."""
     liger: tuple[str, ...] = ()
     """Liger kernels in use beside the loss: rms_norm swiglu rope layer_norm."""
     compile: bool = False
