@@ -133,9 +133,9 @@ class LoraLinear:
             base = linear(f, x, weight)
         elif bias is not None:
             base = add(f, base, bias)
-        base = mul(f, shift(f, ratio), base)
-        extra = add(f, base, scale(f, mul(f, ratio, branch)))
-        del base, branch, ratio, norm, weight, merged
+        own = mul(f, shift(f, ratio), base)
+        extra = add(f, own, scale(f, mul(f, ratio, branch)))
+        del own, base, branch, ratio, norm, weight, merged
         return add(f, result, extra)
 
     def _merged(self, f: Tape, dtype: str) -> tuple[Tensor, ...]:

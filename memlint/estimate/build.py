@@ -14,6 +14,7 @@ from memlint.estimate.adapters import LoraLinear, matches
 from memlint.estimate.engine.tape import Leaf, Tape, Tensor
 from memlint.estimate.ops.images import requiring_grad
 from memlint.estimate.ops.linear import Weight, embedding, linear
+from memlint.estimate.optimizer_projected import Targets
 from memlint.estimate.peft_kinds import KINDS, default_targets
 from memlint.estimate.peft_prompts import IN_SEQUENCE, PROMPTS, in_front, prompt
 from memlint.estimate.quantized import QuantizedWeight
@@ -94,6 +95,8 @@ class Build:
         """What stands for ``model.`` in the names of the part under construction (``model.language_model.``)."""
         self.idle = False
         """The part under construction takes no part in the step: it gets neither gradients nor optimizer states."""
+        self.layers = self.first_layer = 0
+        """Layers made so far, and the number of the next stack's first one where every n-th is checkpointed."""
         self.apart = 0
         """So many first layers of a stack are each unlike any other: something follows them."""
         method = job.training.method
@@ -105,6 +108,8 @@ class Build:
         """There is no model of the method: LoRA stands for it."""
         if self.nearest and self.lora is None:
             self.lora = Lora(targets="default")
+        self.projects = Targets.of(job.training)
+        """What the optimizer steps in a low-rank space."""
         self.shared: dict[str, int] = {}
         """Buffers that all layers share, and their bytes."""
 
@@ -212,6 +217,8 @@ class Build:
             weight: Weight | QuantizedWeight = self.packed(name, outputs, inputs)
         else:
             weight = self.parameter(f"{name}.weight", outputs, inputs)
+            if self.projects is not None:
+                self.records[-1].rank = self.projects.rank_of(name)
         stored = weight.bias_dtype if isinstance(weight, QuantizedWeight) else None
         offset = self.parameter(f"{name}.bias", outputs, dtype=stored) if bias else None
         base = Linear(weight, offset) if isinstance(weight, Weight) else weight.module(offset)

@@ -50,9 +50,13 @@ class Stack:
         self.outputs = Outputs()
         every = build.training.checkpointing.every
         total = len(kinds)
+        build.layers += total
+        self.first = build.first_layer
+        """Number of the first layer among all of the model's, of which every n-th is checkpointed (transformers 5.24
+        modeling_utils.py _set_gradient_checkpointing)."""
         trained = build.training.trainable_layers
         self.keys: list[Hashable] = [
-            (kind, index % every == 0, trained is None or _trains(index, total, trained))
+            (kind, (self.first + index) % every == 0, trained is None or _trains(index, total, trained))
             for index, kind in enumerate(kinds)
         ]
 
@@ -177,15 +181,16 @@ class Stack:
             for index, layer, unit in part.copy(number):
                 given = others if self.before is None else (*others, *self.before(f, index))
                 if unit is None:
-                    x = env.call(f, layer, index, x, *given)
+                    x = env.call(f, layer, self.first + index, x, *given)
                 else:
-                    x = self.sharding.run(f, unit, _Call(env, layer, index), x, *given)
+                    x = self.sharding.run(f, unit, _Call(env, layer, self.first + index), x, *given)
                 del given
                 held, env.left = env.left, None
                 if self.keeps and index != part.layers[-1][0]:
                     self.outputs.keep(part, x)
             if opened is not None:
-                shared = [shared_by(env, layer) for index, layer, _ in part.layers if env.checkpointed(index)]
+                again = [layer for index, layer, _ in part.layers if env.checkpointed(self.first + index)]
+                shared = [shared_by(env, layer) for layer in again]
                 passing = None if fully is None or unit is None else fully.passing(unit)
                 block, x = f.end_block(opened, x, () if held is None else (held,), shared, passing)
                 if block.steady:

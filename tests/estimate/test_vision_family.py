@@ -233,7 +233,8 @@ SINGLE: dict[str, dict[str, Any]] = {
 }
 SINGLE_PEAKS = [
     ("vit", "sequence-classification", {"bf16": 124402176, "autocast": 171424768, "checkpointing": 47740416}),
-    ("clip", "causal-lm", {"bf16": 193353728, "autocast": 267257344, "checkpointing": 81765376}),
+    ("vit", "sequence-classification", {"lora": 211418624}),
+    ("clip", "causal-lm", {"bf16": 193353728, "autocast": 267257344, "checkpointing": 81765376, "lora": 292455936}),
     ("siglip", "causal-lm", {"bf16": 159356928, "autocast": 235177472, "checkpointing": 75328512}),
     ("clip", "sequence-classification", {"bf16": 154949120, "autocast": 201971712, "checkpointing": 57233920}),
     ("siglip", "sequence-classification", {"bf16": 127146496, "autocast": 177117696, "checkpointing": 49231872}),
@@ -252,6 +253,21 @@ def test_image_models_peak_where_the_real_code_does(kind: str, objective: str, s
     start = TrainingJob(model=kind, architecture=architecture, training=training)
     step = run_step(replace_fields(start, SETUPS[setup]), (8, 0))
     assert peak(step) == pytest.approx(traced, rel=0.007)
+
+
+EVERY_SECOND = Checkpointing(mode="full", every=2)
+
+
+def test_every_second_layer_is_counted_through_towers_and_language_model() -> None:
+    """CLIP's image tower begins with its sixth layer, and so does what LLaVA's tower runs for nobody."""
+    training = Training(micro_batch_size=8, optimizer="sgd", checkpointing=EVERY_SECOND, precision=HALF)
+    architecture = read_config(SINGLE["clip"])
+    assert isinstance(architecture, Architecture), architecture
+    both = TrainingJob(model="clip", architecture=architecture, training=training)
+    step = run_step(replace_fields(both, SETUPS["lora"]), (8, 0))
+    assert peak(step) == pytest.approx(185459712, rel=0.0005)
+    frozen = {"training.freeze": ("vision_tower",), "training.checkpointing": EVERY_SECOND}
+    assert peak(run_step(job("llava", frozen), (8, 0))) == pytest.approx(222609920, rel=0.0005)
 
 
 @pytest.mark.parametrize("layer", [7, 10**9])

@@ -15,8 +15,7 @@ from memlint.estimate.engine.tape import Node, Tape, Tensor
 from memlint.estimate.env import Env
 from memlint.estimate.families import qwen_vision
 from memlint.estimate.families.expert_adapters import plain_linear
-from memlint.estimate.families.pieces import LayerNorm, cut_off
-from memlint.estimate.families.qwen_vision import RmsNorm
+from memlint.estimate.families.pieces import LayerNorm, RmsNorm, cut_off
 from memlint.estimate.ops.activations import activate
 from memlint.estimate.ops.basic import add, cast, mul
 from memlint.estimate.ops.images import convolution, stacked

@@ -13,7 +13,7 @@ from memlint.estimate.ops.attention import repeat_kv, sdpa, softmax
 from memlint.estimate.ops.basic import add, cast, cat, copy, dropout, mul, scale, slice_of
 from memlint.estimate.ops.images import requiring_grad
 from memlint.estimate.ops.linear import matmul
-from memlint.estimate.ops.norm import layer_norm
+from memlint.estimate.ops.norm import layer_norm, rms_norm
 
 
 class LayerNorm:
@@ -28,6 +28,17 @@ class LayerNorm:
     def __call__(self, f: Tape, x: Tensor) -> Tensor:
         """x [..., width] -> the same shape."""
         return layer_norm(f, x, self.weight, self.bias)
+
+
+class RmsNorm:
+    """Qwen2RMSNorm, InternVLVisionRMSNorm."""
+
+    def __init__(self, b: Build, name: str, width: int) -> None:
+        self.weight = b.parameter(f"{name}.weight", width)
+
+    def __call__(self, f: Tape, x: Tensor) -> Tensor:
+        """x [..., width] -> the same shape."""
+        return rms_norm(f, x, self.weight)
 
 
 def hooked(f: Tape, env: Env, x: Tensor) -> Tensor:

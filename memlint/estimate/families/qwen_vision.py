@@ -14,14 +14,13 @@ from memlint.estimate.build import Build
 from memlint.estimate.engine.tape import Node, Tape, Tensor
 from memlint.estimate.env import Env
 from memlint.estimate.families import omni_audio
-from memlint.estimate.families.pieces import LayerNorm, cut_off
+from memlint.estimate.families.pieces import LayerNorm, RmsNorm, cut_off
 from memlint.estimate.ops.activations import activate
 from memlint.estimate.ops.attention import sdpa
 from memlint.estimate.ops.basic import add, cast, cat, mul, scale, slice_of
 from memlint.estimate.ops.gather import index_rows
 from memlint.estimate.ops.images import convolution, requiring_grad, stacked, sum_middle, unbind
 from memlint.estimate.ops.linear import embedding
-from memlint.estimate.ops.norm import rms_norm
 from memlint.estimate.ops.views import split
 from memlint.estimate.stack import Stack
 from memlint.models.architecture import Architecture
@@ -34,17 +33,6 @@ models/qwen2_vl/image_processing_qwen2_vl.py). Published preprocessor files ofte
 
 WINDOWED = ("qwen2_5_vl_vision", "qwen2_5_omni_vision_encoder")
 """Towers that attend within windows, with RMSNorm and gated feed-forwards."""
-
-
-class RmsNorm:
-    """Qwen2RMSNorm."""
-
-    def __init__(self, b: Build, name: str, width: int) -> None:
-        self.weight = b.parameter(f"{name}.weight", width)
-
-    def __call__(self, f: Tape, x: Tensor) -> Tensor:
-        """x [..., width] -> the same shape."""
-        return rms_norm(f, x, self.weight)
 
 
 def turned(f: Tape, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

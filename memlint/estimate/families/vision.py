@@ -15,11 +15,11 @@ from memlint.estimate.env import Batch, Env
 from memlint.estimate.errors import Unsupported
 from memlint.estimate.families import vision_dino
 from memlint.estimate.families.encoder_heads import labels_of
-from memlint.estimate.families.pieces import LayerNorm
+from memlint.estimate.families.pieces import LayerNorm, hooked
 from memlint.estimate.families.pooling_head import PoolingHead
 from memlint.estimate.families.vision_tower import KINDS, Kind, Layer, Tower, Unreached
 from memlint.estimate.ops.basic import add, mean_last, mul, saving_output, scale, slice_of, square
-from memlint.estimate.ops.gather import divide, sum_last
+from memlint.estimate.ops.gather import divide, index_rows, sum_last
 from memlint.estimate.ops.linear import matmul
 from memlint.estimate.ops.loss import cross_entropy
 from memlint.estimate.stack import Stack
@@ -64,18 +64,25 @@ class TextTower:
         self.norm = LayerNorm(b, f"{name}.final_layer_norm", h)
         self.head = None if self.causal else b.linear(f"{name}.head", h, int(a.get("projection_size", h)), True)
 
+    def _embedded(self, f: Tape, ids: Tensor) -> Tensor:
+        words = hooked(f, self.env, self.words(f, ids))
+        places = self.positions(f, Tensor((1, ids.shape[1]), "int64", None))
+        return add(f, words, places)
+
     def __call__(self, f: Tape, ids: Tensor) -> tuple[Tensor, Tensor]:
         """The text's vector, and the last hidden states that the outputs hold."""
         env, (rows, length) = self.env, ids.shape
-        words = self.words(f, ids)
-        places = self.positions(f, Tensor((1, length), "int64", None))
-        x = add(f, words, places)
+        x = self._embedded(f, ids)
         mask = env.mask(f, rows, length, x.dtype) if self.causal or env.padding else None
         env.state["tower mask"] = (mask, self.causal)
         x = self.layers(f, env, x)
         x = self.norm(f, x)
         env.release()
-        pooled = slice_of(f, x, (rows, self.width))
+        if self.causal:
+            # CLIP finds the last word of each text; SigLIP takes the last place.
+            pooled = index_rows(f, x.view(rows * length, self.width), f.new((rows,), "int64"))
+        else:
+            pooled = slice_of(f, x, (rows, self.width))
         return (pooled if self.head is None else self.head(f, pooled)), x
 
 
@@ -124,7 +131,9 @@ class Contrastive:
             raise Unsupported(f"`{a.model_type}` without text_config and vision_config")
         self.clip = a.model_type == "clip"
         self.text = TextTower(text, b, env, "text_model")
+        b.first_layer = b.layers
         self.image = ImageTower(image, b, env, "vision_model")
+        b.first_layer = 0
         self.scale = b.parameter("logit_scale", *(() if self.clip else (1,)))
         self.bias = None if self.clip else b.parameter("logit_bias", 1)
         self.project: tuple[Any, Any] | None = None

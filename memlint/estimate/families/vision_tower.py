@@ -10,13 +10,12 @@ from typing import Any, Sequence
 from memlint.estimate.build import Build
 from memlint.estimate.engine.tape import Tape, Tensor
 from memlint.estimate.env import Env
-from memlint.estimate.families.pieces import LayerNorm, attend, heads_of
+from memlint.estimate.families.pieces import LayerNorm, RmsNorm, attend, heads_of
 from memlint.estimate.ops.activations import activate
 from memlint.estimate.ops.basic import add, cast, cat, dropout, mul
 from memlint.estimate.ops.gather import expand
-from memlint.estimate.ops.images import convolution, requiring_grad
+from memlint.estimate.ops.images import convolution, own_gradient, requiring_grad
 from memlint.estimate.ops.linear import embedding
-from memlint.estimate.ops.norm import rms_norm
 from memlint.estimate.stack import Stack
 from memlint.models.architecture import Architecture
 from memlint.records import dataclass, replace
@@ -78,17 +77,6 @@ KINDS: dict[str, Kind] = {
     ),
 }
 """model_type of the vision part -> its kind. CLIP's post_layernorm sees the class token alone (families/vision.py)."""
-
-
-class RmsNorm:
-    """InternVLVisionRMSNorm."""
-
-    def __init__(self, b: Build, name: str, width: int) -> None:
-        self.weight = b.parameter(f"{name}.weight", width)
-
-    def __call__(self, f: Tape, x: Tensor) -> Tensor:
-        """x [..., width] -> the same shape."""
-        return rms_norm(f, x, self.weight)
 
 
 class Layer:
@@ -220,8 +208,11 @@ class Tower:
         a, kind, env = self.a, self.kind, self.env
         make = lambda build, _, i: Layer(a, build, f"{name}.{start + i}", kind, env)  # noqa: E731
         taps = [] if start else self.taps
+        b.first_layer += start
         # A tapped output is held by itself; the layer after it adds to its gradient.
-        return Stack(b, ["layer"] * count, make, alone=[*taps, *(i + 1 for i in taps)], taps=taps)
+        stack = Stack(b, ["layer"] * count, make, alone=[*taps, *(i + 1 for i in taps)], taps=taps)
+        b.first_layer -= start
+        return stack
 
     def _tap(self, f: Tape, env: Env, index: int, x: Tensor) -> Tensor:
         if index in self.taps:
@@ -249,7 +240,8 @@ class Tower:
     def _placed(self, f: Tape, rows: int, count: int) -> Tensor:
         assert self.positions is not None
         if not self.kind.table:
-            return self.positions
+            # One image alone: nothing is summed, and the patches and the class token get the same gradient.
+            return own_gradient(f, self.positions) if rows == 1 else self.positions
         if self.by_position:
             return embedding(f, self.positions, f.new((rows, count), "int64"))
         return embedding(f, self.positions, Tensor((1, count), "int64", None))
@@ -257,6 +249,9 @@ class Tower:
     def __call__(self, f: Tape, pixels: Tensor) -> tuple[Tensor, list[Any]]:
         """Hidden states of the last used layer (normed where it is the last), and what the outputs hold besides."""
         env = self.env
+        if self.kind.layers == "layers":
+            # ViTModel.forward and its like hold the cast until they return.
+            pixels = cast(f, pixels, self.weight.dtype)
         x = self.embedded(f, pixels)
         if self.first_norm is not None:
             x = self.first_norm(f, x)

@@ -80,6 +80,13 @@ def _copy_backward(f: Tape, node: Node, grad: Tensor) -> tuple[Tensor]:
     return (f.like(grad),)
 
 
+def own_gradient(f: Tape, x: Tensor) -> Tensor:
+    """A parameter whose gradient something else holds as well: AccumulateGrad clones it
+    (torch/csrc/autograd/functions/accumulate_grad.h).
+    """
+    return f.record(Tensor(x.shape, x.dtype, x.storage), _copy_backward, (x,)) if f.needs(x) else x
+
+
 def unbind(f: Tape, x: Tensor, shape: Shape, count: int) -> tuple[Tensor, ...]:
     """``x.reshape(N, count, ...).permute(1, 0, ...).unbind(0)``: views of ``shape``.
 
