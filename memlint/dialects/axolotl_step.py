@@ -12,7 +12,7 @@ RL = ("dpo", "gdpo", "grpo", "ipo", "orpo", "kto", "simpo", "ebft")
 """RLType of axolotl 0.19 utils/schemas/enums.py."""
 
 OPTIMIZERS: dict[str, str] = {
-    "optimi_adamw": "adamw-optimi",
+    "optimi_adamw": "adamw-fused",
     "ao_adamw_4bit": "adamw-4bit",
     "ao_adamw_8bit": "adamw-8bit",
     "ao_adamw_fp8": "adamw-fp8",
@@ -267,7 +267,6 @@ def read_optimizer(run: Run) -> None:
         "adamw-fused",
         "utils/schemas/training.py (adamw_torch_fused)",
     )
-    read_low_rank(table.get(name or ""), cfg.raw, run.put)
     if name in LAYERWISE_OPTIMIZERS:
         run.put("training.optimizer_in_backward", True, "optimizer")
     clipping = cfg.number("max_grad_norm", minimum=0)
