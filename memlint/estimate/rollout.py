@@ -14,7 +14,7 @@ from memlint.estimate.engine.tape import Node, Tape, Tensor
 from memlint.estimate.env import Batch
 from memlint.estimate.errors import Unsupported
 from memlint.estimate.ops.basic import slice_of
-from memlint.estimate.outputs import Outputs, held_by_the_next
+from memlint.estimate.outputs import HeldEmbedding, Outputs, held_by_the_next
 from memlint.models.architecture import Architecture
 from memlint.units import DTYPE_BYTES
 
@@ -80,7 +80,7 @@ class Keeping:
         self.layers = layers if hasattr(layers, "keeps") else None
         self.owed = 0
         """Bytes of the last layer's output, where something else than this list holds it."""
-        self.embed = _Held(body.embed)
+        self.embed = HeldEmbedding(body.embed, keeps=False)
         body.embed = self.embed
 
     def __call__(self, f: Tape, batch: Batch, *, hidden: bool, cache: bool) -> tuple[Tensor, list[Any]]:
@@ -130,25 +130,6 @@ def _let_go(f: Tape, node: Node, grad: Tensor) -> tuple[Tensor]:
     # The norm behind has the last layer's output to itself, and its backward frees it.
     f.pool.add(-node.meta, ACTIVATIONS)
     return (grad,)
-
-
-class _Held:
-    """An embedding whose output may live on (``hidden_states[0]``)."""
-
-    def __init__(self, inner: Any) -> None:
-        self.inner = inner
-        self.keeps = False
-        self.held: Tensor | None = None
-
-    @property
-    def weight(self) -> Any:
-        return self.inner.weight
-
-    def __call__(self, f: Tape, ids: Tensor) -> Tensor:
-        out: Tensor = self.inner(f, ids)
-        if self.keeps:
-            self.held = out.detach()
-        return out
 
 
 def generate(f: Tape, policy: Keeping, head: Any, rows: int, prompt: int, completion: int, *, padding: bool) -> Tensor:

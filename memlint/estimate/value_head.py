@@ -12,7 +12,7 @@ from memlint.estimate.heads import CausalHead
 from memlint.estimate.ops.basic import cast, dropout
 from memlint.estimate.ops.fused_loss import summed
 from memlint.estimate.ops.linear import linear, to_autocast
-from memlint.estimate.outputs import held_by_the_next
+from memlint.estimate.outputs import HeldEmbedding, held_by_the_next
 from memlint.estimate.stack import Stack
 from memlint.models.architecture import Architecture
 
@@ -37,7 +37,7 @@ class ValueHead:
         self.bias = b.parameter("v_head.summary.bias", 1, dtype="fp32", trainable=True)
         self.layers = body.layers if isinstance(getattr(body, "layers", None), Stack) else None
         self.held = held_by_the_next(b.training.checkpointing)
-        self.embed = _Held(body.embed)
+        self.embed = HeldEmbedding(body.embed, keeps=True)
         body.embed = self.embed
         if self.layers is not None:
             self.layers.keeps = True
@@ -72,20 +72,3 @@ class ValueHead:
         """The pairwise loss of one value a row."""
         assert logits is not None
         return summed(f, logits)
-
-
-class _Held:
-    """An embedding whose output lives until the model's outputs go (``hidden_states[0]``)."""
-
-    def __init__(self, inner: Any) -> None:
-        self.inner = inner
-        self.held: Tensor | None = None
-
-    @property
-    def weight(self) -> Any:
-        return self.inner.weight
-
-    def __call__(self, f: Tape, ids: Tensor) -> Tensor:
-        out: Tensor = self.inner(f, ids)
-        self.held = out.detach()
-        return out

@@ -15,8 +15,9 @@ from memlint.estimate.families.pieces import LayerNorm
 from memlint.estimate.ops.activations import activate
 from memlint.estimate.ops.attention import softmax
 from memlint.estimate.ops.basic import add, copy, dropout, mul, scale, shift
+from memlint.estimate.ops.gather import masked_fill
 from memlint.estimate.ops.linear import matmul
-from memlint.estimate.ops.views import add_in_place, gather, masked_fill
+from memlint.estimate.ops.views import add_in_place, gather
 from memlint.estimate.stack import Stack
 from memlint.models.architecture import Architecture
 

@@ -27,9 +27,9 @@ from memlint.estimate.ops.basic import (
     slice_of,
     square,
 )
-from memlint.estimate.ops.gather import divide, subtract
+from memlint.estimate.ops.gather import divide, masked_fill, subtract
 from memlint.estimate.ops.linear import matmul
-from memlint.estimate.ops.views import add_in_place, gather, masked_fill, scale_in_place, split
+from memlint.estimate.ops.views import add_in_place, gather, scale_in_place, split
 from memlint.estimate.stack import Stack
 from memlint.models.architecture import Architecture
 

@@ -13,9 +13,9 @@ from memlint.estimate.engine.whole import Part, describe, whole
 from memlint.estimate.families.gemma4_parts import Norm
 from memlint.estimate.families.products import Product
 from memlint.estimate.ops.basic import add, cast, copy, mean_last, mul, saving_output, scale, shift, slice_of
-from memlint.estimate.ops.gather import subtract
+from memlint.estimate.ops.gather import clamp, subtract
 from memlint.estimate.ops.linear import Weight, linear, matmul
-from memlint.estimate.ops.views import add_in_place, clamp
+from memlint.estimate.ops.views import add_in_place
 from memlint.models.architecture import Architecture
 
 

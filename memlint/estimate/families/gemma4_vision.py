@@ -14,9 +14,9 @@ from memlint.estimate.env import Env
 from memlint.estimate.families.gemma4_parts import Norm, Rotation
 from memlint.estimate.ops.activations import activate
 from memlint.estimate.ops.basic import add, cast, cat, mul, scale, slice_of
-from memlint.estimate.ops.gather import index_rows, masked_fill
+from memlint.estimate.ops.gather import clamp, index_rows, masked_fill
 from memlint.estimate.ops.linear import embedding, matmul
-from memlint.estimate.ops.views import clamp, split
+from memlint.estimate.ops.views import split
 from memlint.estimate.stack import Stack
 from memlint.models.architecture import Architecture
 

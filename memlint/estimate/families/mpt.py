@@ -12,8 +12,9 @@ from memlint.estimate.families.pieces import LayerNorm, heads_of
 from memlint.estimate.ops.activations import activate
 from memlint.estimate.ops.attention import softmax
 from memlint.estimate.ops.basic import add, cast, copy, dropout, scale
+from memlint.estimate.ops.gather import clamp, masked_fill
 from memlint.estimate.ops.linear import matmul
-from memlint.estimate.ops.views import clamp, masked_fill, split
+from memlint.estimate.ops.views import split
 from memlint.estimate.stack import Stack
 from memlint.models.architecture import Architecture
 

@@ -97,14 +97,6 @@ def where(f: Tape, x: Tensor, condition: Tensor | None = None) -> Tensor:
     return f.record(out, _scale_backward, (x,), saved) if recorded else out
 
 
-def masked_fill(f: Tape, x: Tensor, mask: Tensor) -> Tensor:
-    """``x.masked_fill(mask, number)``: saves the mask; the gradient is a new tensor."""
-    recorded = f.needs(x)
-    saved = f.save(mask) if recorded else ()
-    out = f.like(x)
-    return f.record(out, _scale_backward, (x,), saved) if recorded else out
-
-
 def fill_in_place(f: Tape, x: Tensor, mask: Tensor) -> Tensor:
     """``x[mask] = number``: x's storage; saves the mask; the gradient is a new tensor."""
     out = x.detach()
@@ -120,23 +112,6 @@ def put_in_place(f: Tape, x: Tensor, values: Tensor, mask: Tensor) -> Tensor:
     """``x[mask] = values``: x's storage; saves the mask."""
     out = x.detach()
     return f.record(out, _put_backward, (x, values), f.save(mask)) if f.needs(x, values) else out
-
-
-def _clamp_backward(f: Tape, node: Node, grad: Tensor) -> tuple[Tensor]:
-    # clamp_backward: where((self >= min).logical_and_(self <= max), grad, 0).
-    above = f.new(grad.shape, "bool")
-    below = f.new(grad.shape, "bool")
-    out = f.like(grad)
-    del above, below
-    return (out,)
-
-
-def clamp(f: Tape, x: Tensor) -> Tensor:
-    """``x.clamp(min, max)``: saves its input."""
-    if not f.needs(x):
-        return f.like(x)
-    saved = f.save(x)
-    return f.record(f.like(x), _clamp_backward, (x,), saved)
 
 
 def _gather_backward(f: Tape, node: Node, grad: Tensor) -> tuple[Tensor]:
