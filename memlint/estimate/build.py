@@ -7,6 +7,7 @@ back: a plain linear, a frozen base with a LoRA branch, or a quantised one.
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from math import prod
 from typing import Any
 
@@ -112,6 +113,8 @@ class Build:
         """What the optimizer steps in a low-rank space."""
         self.shared: dict[str, int] = {}
         """Buffers that all layers share, and their bytes."""
+        self._packed: dict[tuple[int, int], tuple[QuantizedWeight, tuple[int, ...]]] = {}
+        """Quantised matrices by their shape, with the bytes of their storages."""
 
     def all_leaves(self) -> list[Leaf]:
         """Everything that gets a gradient in a step."""
@@ -130,16 +133,16 @@ class Build:
             return True
         if self.adapter:
             saved = self.lora.modules_to_save if self.lora else ()
-            return any(fragment in name.split(".") for fragment in saved)
-        if any(_named(fragment, name) for fragment in training.freeze):
+            return bool(saved) and any(fragment in name.split(".") for fragment in saved)
+        if training.freeze and _any_named(training.freeze, name):
             return False
         if training.trainable_patterns:
-            return any(_named(pattern, name) for pattern in training.trainable_patterns)
+            return _any_named(training.trainable_patterns, name)
         return not self.layer_frozen
 
     def _dtype(self, name: str, trainable: bool) -> str:
         precision = self.training.precision
-        if any(_named(fragment, name) for fragment in precision.fp32_modules):
+        if precision.fp32_modules and _any_named(precision.fp32_modules, name):
             return "fp32"
         if trainable and precision.trainable_weights is not None:
             return precision.trainable_weights
@@ -159,20 +162,10 @@ class Build:
             trainable = self._trainable(name, adapter=adapter)
         dtype = dtype or self._dtype(name, trainable)
         grad_dtype = (self.training.precision.gradients or dtype) if trainable else dtype
-        size = prod(shape) * DTYPE_BYTES[dtype]
-        self.records.append(
-            Record(
-                name,
-                shape,
-                dtype,
-                trainable,
-                grad_dtype,
-                self.count,
-                (size,),
-                base=not (adapter or self.reference),
-                idle=self.idle,
-            )
-        )
+        elements = prod(shape)
+        size = elements * DTYPE_BYTES[dtype]
+        base = not (adapter or self.reference)
+        self.records.append(Record(name, shape, dtype, trainable, grad_dtype, self.count, (size,), base, self.idle))
         if trainable and self.adapter and not adapter:
             # PEFT's ModulesToSaveWrapper trains a copy and keeps the original beside it (peft 0.21 utils/other.py).
             self.records.append(Record(f"{name}.original", shape, dtype, False, dtype, self.count, (size,), base=False))
@@ -185,12 +178,17 @@ class Build:
         weight = Weight(name, shape, computed, trainable, grad_dtype if computed == dtype else computed)
         if self.reference and self.reference_requires_grad:
             weight.cached = True
-        if isinstance(weight.node, Leaf):
-            self.leaves.append(weight.node)
+        leaf = weight.node
+        if isinstance(leaf, Leaf):
+            self.leaves.append(leaf)
+        else:
+            leaf = None
+        if sharding.kind == "none":
+            return weight
         sharding.adopt(
-            weight.node if isinstance(weight.node, Leaf) else None,
+            leaf,
             shape,
-            prod(shape) * DTYPE_BYTES[computed],
+            elements * DTYPE_BYTES[computed],
             grad_dtype,
             # A reference model's last unit stays gathered from one step to the next, as the root does in this one.
             "" if self.reference else name,
@@ -212,8 +210,8 @@ class Build:
         name = self._scoped(name)
         quantization = self.training.quantization
         plain = self.frozen or self.reference
-        bare = plain or any(_named(fragment, name) for fragment in self.training.freeze)
-        if quantization is not None and not plain and not any(_named(s, name) for s in quantization.skip):
+        bare = plain or _any_named(self.training.freeze, name)
+        if quantization is not None and not plain and not _any_named(quantization.skip, name):
             weight: Weight | QuantizedWeight = self.packed(name, outputs, inputs)
         else:
             weight = self.parameter(f"{name}.weight", outputs, inputs)
@@ -236,12 +234,15 @@ class Build:
 
     def packed(self, name: str, outputs: int, inputs: int) -> QuantizedWeight:
         """A matrix in the job's quantised format."""
-        weight = QuantizedWeight.of(self.job, outputs, inputs)
-        blocks = weight.storages()
-        self.sharding.adopt(None, (outputs, inputs), sum(blocks), "", f"{name}.weight", self.count)
-        self.records.append(
-            Record(f"{name}.weight", (outputs, inputs), weight.quantization.type, False, "", self.count, tuple(blocks))
-        )
+        shape = outputs, inputs
+        known = self._packed.get(shape)
+        if known is None:
+            weight = QuantizedWeight.of(self.job, outputs, inputs)
+            known = self._packed[shape] = weight, tuple(weight.storages())
+        weight, blocks = known
+        name = f"{name}.weight"
+        self.sharding.adopt(None, shape, sum(blocks), "", name, self.count)
+        self.records.append(Record(name, shape, weight.quantization.type, False, "", self.count, blocks))
         return weight
 
     def embedding(self, name: str, rows: int, width: int, *, entry: bool = False) -> Embedding:
@@ -254,9 +255,21 @@ class Build:
         return Embedding(weight, hooked, table if self.training.method in IN_SEQUENCE else None)
 
 
+def _any_named(fragments: tuple[str, ...], name: str) -> bool:
+    for fragment in fragments:  # noqa: SIM110 (asked for every parameter: a generator takes twice as long)
+        if _named(fragment, name):
+            return True
+    return False
+
+
+@lru_cache(256)
+def _is_words(fragment: str) -> bool:
+    return re.fullmatch(r"[\w.]+", fragment) is not None
+
+
 def _named(fragment: str, name: str) -> bool:
     """Whether a name fragment (dotted words, or a regular expression) names this parameter."""
-    if re.fullmatch(r"[\w.]+", fragment):
+    if _is_words(fragment):
         return f".{fragment}." in f".{name}."
     try:
         return re.search(fragment, name) is not None

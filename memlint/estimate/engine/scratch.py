@@ -4,48 +4,15 @@ from __future__ import annotations
 
 from math import prod
 from sys import getrefcount
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from memlint.estimate.engine.change import NONE
 from memlint.estimate.engine.graph import Leaf, Node, Shape, Tensor, View
-from memlint.estimate.engine.pool import ACTIVATIONS, DECOMPOSED, Pool, Storage
+from memlint.estimate.engine.pool import ACTIVATIONS, DECOMPOSED, TEMPORARIES, Pool, Storage
+from memlint.estimate.engine.segments import CACHE, CAST, END, GRAD, HAND, LET, PASS, RELEASE, SAVE, STOP, Note
 from memlint.estimate.engine.tape import Tape
 from memlint.units import DTYPE_BYTES
 
-if TYPE_CHECKING:
-    from memlint.estimate.engine.twice import Second
-
-SAVE, STOP, CACHE, RELEASE, GRAD, HAND, PASS, LET, END = range(9)
-"""What happens after a segment: a given tensor is saved, something of the part's own is, autocast caches a copy of a
-parameter, a saved given tensor goes, the incoming gradient goes, a gradient for an input or a parameter is there, the
-incoming one is it, the part lets go of one that it has handed out, or all is done."""
-
-
-class Segment:
-    """A stretch of the part's run: its highest point and its end, counted from where it begins."""
-
-    __slots__ = ("delta", "event", "growth", "highest", "rise")
-
-    def __init__(self, before: tuple[int, list[int]], peak: tuple[int, list[int]], now: list[int], event: Any) -> None:
-        live, components = before
-        self.rise = peak[0] - live
-        self.highest = [high - first for high, first in zip(peak[1], components)]
-        self.delta = [
-            (place, last - first) for place, (last, first) in enumerate(zip(now, components)) if last != first
-        ]
-        self.growth = sum([size for _, size in self.delta])
-        self.event = event
-
-    def count(self, pool: Pool | Second) -> None:
-        """Count it in live bytes."""
-        live = pool.live
-        if live + self.rise > pool.peak:
-            pool.peak = live + self.rise
-            pool.peak_components = [now + more for now, more in zip(pool.components, self.highest)]
-        pool.live = live + self.growth
-        components = pool.components
-        for place, size in self.delta:
-            components[place] += size
+_made = object.__new__
 
 
 class Given(Storage):
@@ -68,20 +35,32 @@ class Incoming(Tensor):
     __slots__ = ()
 
 
-class _Own(Storage):
-    """A storage of the part's; with a number it has been handed out, and its bytes are no longer the part's to free."""
+class Own(Storage):
+    """A storage of the part's. While a run counts for two, it stays in the second count once it is saved."""
 
-    __slots__ = ("number", "scratch")
+    __slots__ = ("keep", "number", "scratch")
 
-    def __init__(self, scratch: Scratch, size: int, component: int) -> None:
-        super().__init__(scratch.pool, size, component)
-        self.scratch, self.number = scratch, -1
+    scratch: Scratch
+    keep: list[Tensor] | None
+    """Saved tensors over it, which get their storages after the forward."""
+    number: int
+    """What it was handed out as, its bytes being no longer the part's to free; 0: nobody asks when it goes; -1: not."""
 
     def __del__(self) -> None:
         if self.number < 0:
-            super().__del__()
+            scratch, size, component = self.scratch, self.size, self.component
+            pool, second = scratch.pool, scratch.both
+            pool.live -= size
+            pool.components[component] -= size
+            if second is not None and self.keep is None:
+                second.live -= size
+                second.components[component] -= size
         elif self.number:
             self.scratch.cut((LET, self.number))
+
+    def relabel(self, component: int) -> None:
+        """Parts change no labels but by saving."""
+        self.scratch.spoilt = True
 
 
 class _Saved(Tensor):
@@ -105,53 +84,160 @@ class _Copies(dict[int, Tensor]):
     def __setitem__(self, key: int, copied: Tensor) -> None:
         scratch, storage = self.scratch, copied.storage
         place = scratch.weights.get(key)
-        if place is None or type(storage) is not _Own:
+        if place is None or type(storage) is not Own:
             scratch.spoilt = True
             return
         scratch.cut((CACHE, place, copied.shape, copied.dtype, storage.size))
-        scratch.places[id(storage)] = len(scratch.given)
-        scratch.given.append(copied)
         scratch.copied += storage.size
         scratch.left += storage.size
-        super().__setitem__(key, copied)
+        node = copied.node
+        if node is not None:
+            scratch.casts[id(node)] = scratch.parameters + len(scratch.given)
+        scratch.give(key, copied, node is not None)
 
 
 class Scratch(Tape):
-    """A tape on which one part runs alone."""
+    """A tape on which one part runs alone: with a graph it counts the run that keeps nothing too."""
 
-    def __init__(self, like: Tape, weights: list[Any], inputs: tuple[Tensor, ...]) -> None:
+    def __init__(
+        self,
+        like: Tape,
+        weights: list[Any],
+        inputs: tuple[Tensor, ...],
+        copies: list[tuple[int, Tensor]],
+        *,
+        recorded: bool,
+    ) -> None:
         super().__init__()
         self.counts_twice = False
+        self.hollow, self.hollow_asked = True, False
+        self.both = Pool() if recorded else None
+        """The run that keeps what is saved, while ``pool`` is that which does not; later ``pool`` itself."""
+        self.pool.second = self.both  # type: ignore[assignment]
         self.component, self.autocast, self.adapters = like.component, like.autocast, like.adapters
         self.grad_enabled, self.one_kernel_silu = like.grad_enabled, like.one_kernel_silu
-        self.log: list[tuple[tuple[int, list[int]], list[int], Any]] = []
-        self.spoilt = False
+        self.notes: list[Note] = []
+        """Of ``pool``."""
+        self.log: list[Note] = []
+        """Of the other."""
+        self.keeps: list[tuple[int, int, list[Tensor]]] = []
+        self.spoilt = len({id(x.storage) for x in inputs}) < len(inputs)
         self.given: list[Tensor] = []
         self.weights = {id(weight): place for place, weight in enumerate(weights)}
         self.gates = {id(w.node): len(inputs) + n for n, w in enumerate(weights) if w.node is not None}
-        self.cast_cache = copies = _Copies()
-        copies.scratch = self
-        self.copied = 0
+        self.cast_cache = cache = _Copies()
+        cache.scratch = self
+        self.inputs, self.parameters = len(inputs), len(weights)
+        self.casts: dict[int, int] = {}
+        """Nodes of copies that autocast caches, and their places among the edges."""
         self.places: dict[int, int] = {}
         self.numbers = self.handed = 0
-        self.left = 0
-        """Bytes of the copies, and of gradients that have been handed out: they stay."""
+        self.copied = self.left = 0
+        """Bytes of the copies; and of gradients that have been handed out, too: they stay."""
         for place, x in enumerate(inputs):
             gate = None if x.node is None else Leaf(x.shape, x.dtype)
             given = Tensor(x.shape, x.dtype, Given(None, 0 if x.storage is None else x.storage.size), gate)
             self.given.append(given)
             self.places[id(given.storage)] = place
             self.gates[id(gate)] = place
-        if len({id(x.storage) for x in inputs}) < len(inputs):
-            self.spoilt = True
+        for place, x in copies:
+            self.give(id(weights[place]), Tensor(x.shape, x.dtype, Given(None, 0)), x.node is not None)
+
+    def give(self, key: int, copied: Tensor, needs: bool) -> None:
+        """Let a parameter's copy in autocast's cache be no more of the part's own than its inputs."""
+        if needs:
+            edge = self.parameters + len(self.given)
+            copied.node = gate = Leaf(copied.shape, copied.dtype)
+            self.gates[id(gate)] = edge
+        self.places[id(copied.storage)] = len(self.given)
+        self.given.append(copied)
+        dict.__setitem__(self.cast_cache, key, copied)
+
+    def settle(self) -> None:
+        """Go on where the forward has ended, with what it has kept."""
+        assert self.both is not None
+        self.pool, self.both = self.both, None
+        self.notes = []
+        for size, component, tensors in self.keeps:
+            storage = self._own(size, component)
+            for tensor in tensors:
+                tensor.storage = storage
+            tensors.clear()
+        self.pool.restart()
+
+    def _own(self, size: int, component: int) -> Own:
+        storage = _made(Own)
+        storage.scratch, storage.size, storage.component = self, size, component
+        storage.keep, storage.number, storage.repeat = None, -1, None
+        return storage
 
     def new(self, shape: Shape, dtype: str, component: int | None = None) -> Tensor:
         """See :meth:`Tape.new`."""
-        if component == DECOMPOSED:
+        if component is None:
+            component = self.component
+        elif component == DECOMPOSED:
             self.spoilt = True
-            return super().new(shape, dtype, component)
-        size = prod(shape) * DTYPE_BYTES[dtype]
-        return Tensor(shape, dtype, _Own(self, size, self.component if component is None else component))
+            component = self.component
+        size = (prod(shape) * DTYPE_BYTES[dtype] + 511) & ~511
+        pool = self.pool
+        live = pool.live = pool.live + size
+        pool.components[component] += size
+        if live > pool.peak:
+            pool.peak = live
+            pool.peak_components = pool.components[:]
+        second = self.both
+        if second is not None:
+            live = second.live = second.live + size
+            second.components[component] += size
+            if live > second.peak:
+                second.peak = live
+                second.peak_components = second.components[:]
+        return Tensor(shape, dtype, self._own(size, component))
+
+    def save(self, *tensors: Tensor | None) -> tuple[Tensor | None, ...]:
+        """See :meth:`Tape.save`."""
+        second = self.both
+        if second is None:
+            return ()
+        saved: list[Tensor | None] = []
+        for tensor in tensors:
+            if tensor is None:
+                saved.append(None)
+                continue
+            storage = tensor.storage
+            place = self.places.get(id(storage))
+            if place is not None:
+                self.cut((SAVE, place, tensor.shape, tensor.dtype))
+                saved.append(_Saved(tensor, self, self.numbers))
+                self.numbers += 1
+                continue
+            self.saves += 1
+            if isinstance(storage, Own):
+                if storage.keep is None:
+                    component, size = storage.component, storage.size
+                    if component == TEMPORARIES:
+                        component = ACTIVATIONS
+                        second.components[TEMPORARIES] -= size
+                        second.components[ACTIVATIONS] += size
+                    storage.keep = []
+                    self.keeps.append((size, component, storage.keep))
+                tensor = Tensor(tensor.shape, tensor.dtype, None, tensor.node)
+                storage.keep.append(tensor)
+            saved.append(tensor)
+            self.cut((STOP, 0))
+        return tuple(saved)
+
+    def unwind(self, floor: int) -> None:
+        """See :meth:`Unwinding.unwind`: the node of a copy runs on what has come together there."""
+        nodes = self.nodes
+        while len(nodes) > floor:
+            node = nodes.pop()
+            if id(node) in self.casts:
+                self.cut((CAST, self.casts[id(node)]))
+            elif node.grad is not None:
+                self.execute(node)
+            else:
+                node.saved = ()
 
     def execute(self, node: Node) -> None:
         """See :meth:`Unwinding.execute`."""
@@ -163,47 +249,19 @@ class Scratch(Tape):
 
     def cut(self, event: Any) -> None:
         """Note what has been until an event."""
+        second = self.both
+        if second is not None:
+            self.log.append(((second.peak, second.peak_components), second.components[:], event))
+            second.restart()
+            if event[0] != CACHE and event[0] != END:
+                return
         pool = self.pool
-        self.log.append(((pool.peak, pool.peak_components), pool.components[:], event))
-        self.spoilt = self.spoilt or pool.traced is not NONE
+        self.notes.append(((pool.peak, pool.peak_components), pool.components[:], event))
         pool.restart()
-
-    def segments(self, before: list[int]) -> list[Segment]:
-        """What has been noted since ``before``; of saves of the part's own only the last matters."""
-        last = max([n for n, (_, _, event) in enumerate(self.log) if event[0] in (STOP, SAVE)], default=-1)
-        made = []
-        highest: tuple[int, list[int]] | None = None
-        for number, (peak, now, event) in enumerate(self.log):
-            if highest is None or peak[0] > highest[0]:
-                highest = peak
-            if event[0] == STOP and number != last:
-                continue
-            made.append(Segment((sum(before), before), highest, now, event))
-            before, highest = now, None
-        self.log = []
-        return made
-
-    def save(self, *tensors: Tensor | None) -> tuple[Tensor | None, ...]:
-        """See :meth:`Tape.save`."""
-        if self._hollow:
-            return super().save(*tensors)
-        kept: list[Tensor | None] = []
-        for tensor in tensors:
-            place = None if tensor is None else self.places.get(id(tensor.storage))
-            if tensor is None or place is None:
-                super().save(tensor)
-                kept.append(tensor)
-                if tensor is not None:
-                    self.cut((STOP, 0))
-            else:
-                self.cut((SAVE, place, tensor.shape, tensor.dtype))
-                kept.append(_Saved(tensor, self, self.numbers))
-                self.numbers += 1
-        return tuple(kept)
 
     def _accumulate(self, leaf: Leaf, grad: Tensor, cast: bool = False) -> None:
         storage, found = grad.storage, self.gates.get(id(leaf))
-        if found is None or not isinstance(storage, (_Own, Given)):
+        if found is None or not isinstance(storage, (Own, Given)):
             self.spoilt = True
         elif isinstance(storage, Given):
             self.spoilt = self.spoilt or storage.scratch is None or type(grad) is View
@@ -218,14 +276,13 @@ class Scratch(Tape):
             self.left += size
             self.cut((HAND, found, cast, number, type(grad), grad.shape, grad.dtype, size, label))
 
-
-def makes(scratch: Scratch, out: Tensor) -> bool:
-    """Whether a part's output is its own and nothing else's."""
-    storage = out.storage
-    return (
-        type(storage) is _Own
-        and storage.component == scratch.component
-        and getrefcount(storage) == 3
-        and not scratch.lingering
-        and not scratch.spoilt
-    )
+    def makes(self, out: Tensor) -> bool:
+        """Whether a part's output is its own and nothing else's."""
+        storage = out.storage
+        return (
+            type(storage) is Own
+            and storage.keep is None
+            and storage.component == self.component
+            and getrefcount(storage) == 3
+            and not (self.lingering or self.hollow_asked or self.spoilt)
+        )

@@ -17,15 +17,16 @@ from typing import Any, Callable, Hashable, Protocol
 from memlint.estimate.engine.graph import Leaf, Node, Shape, Tensor, View
 from memlint.estimate.engine.pool import Pool, Storage
 from memlint.estimate.engine.profile import Profile
-from memlint.estimate.engine.scratch import CACHE, GRAD, HAND, LET, PASS, RELEASE, SAVE, STOP
+from memlint.estimate.engine.segments import CACHE, CAST, GRAD, HAND, LET, PASS, RELEASE, SAVE, STOP
 from memlint.estimate.engine.tape import Tape
 from memlint.estimate.engine.twice import Double, Second
+from memlint.estimate.engine.unwinding import cast_backward
 
 _made = object.__new__
 
 
 class Whole(Node):
-    """The one node of a part; ``edges`` lead to its inputs, then to its parameters."""
+    """The one node of a part; ``edges`` lead to its inputs, its parameters, and their copies in autocast's cache."""
 
     __slots__ = ()
 
@@ -55,6 +56,10 @@ class Whole(Node):
                 deliver(tape, edges[place], [grad if itself else Tensor(shape, dtype, grad.storage)], cast)
             elif what == LET:
                 del held[place]
+            elif what == CAST:
+                copied: Any = edges[place]
+                if copied.grad is not None:
+                    tape.execute(copied)
         return []
 
 
@@ -103,17 +108,15 @@ class Layer(Protocol):
 class Part:
     """What a part is, whatever it is given."""
 
-    __slots__ = ("again", "key", "layers", "name", "trained", "weights")
+    __slots__ = ("key", "layers", "name", "trained", "weights")
 
     key: Hashable
     """Everything that its bytes depend on beside the inputs and the tape's modes; None: it is run as it is."""
     trained: bool
 
-    def __init__(self, name: Hashable, *layers: Layer, again: bool = False) -> None:
-        """``again``: other parts of the model use these layers too."""
+    def __init__(self, name: Hashable, *layers: Layer) -> None:
         self.name = name
         self.layers = layers
-        self.again = again
         self.weights: list[Any] | None = None
 
     def look(self) -> list[Any]:
@@ -151,14 +154,14 @@ def whole(f: Tape, part: Part, action: Callable[..., Tensor], *inputs: Tensor) -
     weights = part.look() if part.weights is None else part.weights
     if part.key is None:
         return action(f, *inputs)
-    if f.autocast is not None and (f.cast_cache or part.again):
-        if part.again:
-            # The gradients of a cached copy come together before they are cast.
-            return action(f, *inputs)
-        for weight in weights:
-            if id(weight) in f.cast_cache:
-                return action(f, *inputs)
     shapes: list[Hashable] = []
+    copies = []
+    if f.autocast is not None and f.cast_cache:
+        for place, weight in enumerate(weights):
+            copied = f.cast_cache.get(id(weight))
+            if copied is not None:
+                copies.append((place, copied))
+                shapes.append(place)
     recorded = f.grad_enabled and part.trained
     for x in inputs:
         node = x.node
@@ -172,20 +175,20 @@ def whole(f: Tape, part: Part, action: Callable[..., Tensor], *inputs: Tensor) -
     profile = f.wholes.get(like)
     if profile is None:
         profile = f.wholes[like] = Profile(again)
-    if (recorded and profile.forward is None) or (profile.plain is None and (f._hollow or not recorded)):
-        profile.measure(f, weights, action, inputs, recorded=recorded)
+        profile.measure(f, weights, action, inputs, copies, recorded=recorded)
     if profile.spoilt or (f.saves_left is not None and f.saves + profile.saves + profile.own_saves >= f.saves_left):
         # The recomputation may stop inside.
         return action(f, *inputs)
-    return _count(f, profile, weights, inputs, recorded)
+    return _count(f, profile, weights, inputs, [*inputs, *[copied for _, copied in copies]], recorded)
 
 
-def _count(f: Tape, profile: Profile, weights: list[Any], inputs: tuple[Tensor, ...], recorded: bool) -> Tensor:
+def _count(
+    f: Tape, profile: Profile, weights: list[Any], inputs: tuple[Tensor, ...], given: list[Tensor], recorded: bool
+) -> Tensor:
     pool, second = f.pool, f.second
     saved: list[Tensor | None] = []
-    given = [*inputs]
     if not recorded or f._hollow:
-        for segment in profile.plain or ():
+        for segment in profile.plain:
             segment.count(pool)
             if segment.event[0] == CACHE:
                 given.append(_copy(f, weights, *segment.event[1:]))
@@ -194,7 +197,7 @@ def _count(f: Tape, profile: Profile, weights: list[Any], inputs: tuple[Tensor, 
         f.saves += profile.own_saves
     if recorded and (second is not None or not f._hollow):
         counted: Pool | Second = pool if second is None else second
-        for segment in profile.forward or ():
+        for segment in profile.forward:
             segment.count(counted)
             what, place, *more = segment.event
             if what == SAVE:
@@ -216,7 +219,7 @@ def _count(f: Tape, profile: Profile, weights: list[Any], inputs: tuple[Tensor, 
         f.saves += profile.saves
     out = _counted(f, *profile.out)
     if recorded:
-        edges = (*[x.node for x in inputs], *[w.node for w in weights])
+        edges = (*[x.node for x in inputs], *[w.node for w in weights], *[x.node for x in given[len(inputs) :]])
         out.node = node = Whole(None, edges, (), tuple(saved), profile, f.component)
         f.nodes.append(node)
     return out
@@ -240,5 +243,7 @@ def _copy(f: Tape, weights: list[Any], place: int, shape: Shape, dtype: str, siz
     """A parameter's copy in autocast's cache."""
     weight = weights[place]
     copied = f.cast_cache[id(weight)] = _counted(f, shape, dtype, size)
-    copied.node = weight.node if f.grad_enabled else None
+    if f.grad_enabled and weight.node is not None:
+        shapes = ((weight.shape, weight.dtype),)
+        copied.node = Node(cast_backward, (weight.node,), shapes, (), weight.dtype, f.component)
     return copied

@@ -51,9 +51,11 @@ class Attention(gemma4.Attention):
 
     def __init__(self, a: Architecture, b: Build, name: str, kind: gemma4.Kind, index: int) -> None:
         super().__init__(a, b, name, kind, index)
+        self.o = Product(self.o)
+        self.queries = Part("queries", Product(self.q), self.q_norm)
         if self.mode != "reuse":
-            self.keys = Part("keys", self.k, self.k_norm)
-            self.values = Part("values", self.v, self.v_norm)
+            self.keys = Part("keys", Product(self.k), self.k_norm)
+            self.values = Part("values", Product(self.v), self.v_norm)
 
     def widths(self, a: Architecture) -> tuple[int, int]:
         """See Gemma 4's."""
@@ -61,18 +63,23 @@ class Attention(gemma4.Attention):
 
     def pair(self, f: Tape, x: Tensor, turn: Rotation) -> tuple[Tensor, Tensor]:
         """See Gemma 4's."""
-        k = whole(f, self.keys, self.key, x, turn.cos, turn.sin)
-        v = whole(f, self.values, self.value, x)
+        k = whole(f, self.keys, self._key, x, turn.cos, turn.sin)
+        v = whole(f, self.values, self._value, x)
         return k, v
 
-    def key(self, f: Tape, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        """Turned keys."""
+    def query(self, f: Tape, x: Tensor, turn: Rotation) -> Tensor:
+        """See Gemma 4's."""
+        return whole(f, self.queries, self._query, x, turn.cos, turn.sin)
+
+    def _query(self, f: Tape, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        return super().query(f, x, Rotation((cos, sin)))
+
+    def _key(self, f: Tape, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         k = self.k(f, x).view(*x.shape[:1], self.kv, x.shape[1], self.dim)
         k = self.k_norm(f, k)
         return Rotation((cos, sin))(f, k)
 
-    def value(self, f: Tape, x: Tensor) -> Tensor:
-        """Normed values."""
+    def _value(self, f: Tape, x: Tensor) -> Tensor:
         v = self.v(f, x).view(*x.shape[:1], self.kv, x.shape[1], self.dim)
         return self.v_norm(f, v)
 
@@ -120,12 +127,12 @@ class Block:
         self.attention = Attention(a, b, f"{name}.self_attn", inner, index)
         self.mlp = Mlp(a, b, f"{name}.mlp", wide, sparse)
         names = ("input", "post_attention", "pre_feedforward", "post_feedforward")
-        self.norms = [Norm(b, f"{name}.{n}_layernorm", h) for n in names]
+        self.norms = [Norm(b, f"{name}.{n}_layernorm", h, often=True) for n in names]
         self.altup = AltUp(a, b, f"{name}.altup")
         self.laurel = Laurel(a, b, f"{name}.laurel")
         self.gate = Product(b.linear(f"{name}.per_layer_input_gate", h, width))
         self.project = Product(b.linear(f"{name}.per_layer_projection", width, h))
-        self.last_norm = Norm(b, f"{name}.post_per_layer_input_norm", h)
+        self.last_norm = Norm(b, f"{name}.post_per_layer_input_norm", h, often=True)
         self.part = Part(("own", self.act, self.scaled), self.altup, self.gate, self.project)
 
     def __call__(self, f: Tape, x: Tensor, given: Tensor) -> Tensor:

@@ -142,8 +142,8 @@ class AltUp:
         self.router = b.linear(f"{name}.modality_router", h, self.count)
         self.norm = Norm(b, f"{name}.router_norm", h)
         router, correction = Product(self.router), Product(self.correction)
-        self.predicting = Part("predict", self.norm, router, self.prediction, again=True)
-        self.correcting = Part(("correct", self.clips), self.norm, router, correction, again=True)
+        self.predicting = Part("predict", self.norm, router, self.prediction)
+        self.correcting = Part(("correct", self.clips), self.norm, router, correction)
         b.buffer(4)
 
     def describe(self, weights: list[Any]) -> Hashable:

@@ -9,11 +9,9 @@ from typing import Any, Callable
 
 from memlint.estimate.build import Build
 from memlint.estimate.engine.tape import Tape, Tensor
-from memlint.estimate.engine.whole import Part, whole
 from memlint.estimate.env import Batch, Env
 from memlint.estimate.families.gemma4_parts import Moe, Norm, Rotation, scaled_in_place, sharing, stored, summed
 from memlint.estimate.families.pieces import hooked
-from memlint.estimate.families.products import Product
 from memlint.estimate.families.shapes import Shape
 from memlint.estimate.ops.activations import activate
 from memlint.estimate.ops.basic import add, mul, scale, slice_of
@@ -53,17 +51,16 @@ class Attention:
         self.heads = int(a.get("num_attention_heads"))
         self.kv, self.dim = self.widths(a)
         self.dropout = float(a.get("attention_dropout", 0.0))
-        self.q = Product(b.linear(f"{name}.q_proj", h, self.heads * self.dim, bias))
+        self.q = b.linear(f"{name}.q_proj", h, self.heads * self.dim, bias)
         self.q_norm = Norm(b, f"{name}.q_norm", self.dim)
-        self.queries = Part("queries", self.q, self.q_norm)
         self.v: Any = None
         if self.mode != "reuse":
             self.k_norm = Norm(b, f"{name}.k_norm", self.dim)
             self.v_norm = Norm(b, None, self.dim)
-            self.k = Product(b.linear(f"{name}.k_proj", h, self.kv * self.dim, bias))
+            self.k = b.linear(f"{name}.k_proj", h, self.kv * self.dim, bias)
             if not (a.get("attention_k_eq_v", False) and self.kind == "full"):
-                self.v = Product(b.linear(f"{name}.v_proj", h, self.kv * self.dim, bias))
-        self.o = Product(b.linear(f"{name}.o_proj", self.heads * self.dim, h, bias))
+                self.v = b.linear(f"{name}.v_proj", h, self.kv * self.dim, bias)
+        self.o = b.linear(f"{name}.o_proj", self.heads * self.dim, h, bias)
         self.gates: Any = None
 
     def widths(self, a: Architecture) -> tuple[int, int]:
@@ -80,17 +77,18 @@ class Attention:
         v = self.v_norm(f, v)
         return k, v
 
-    def query(self, f: Tape, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        """Turned queries."""
-        q = self.q(f, x).view(*x.shape[:1], self.heads, x.shape[1], self.dim)
+    def query(self, f: Tape, x: Tensor, turn: Rotation) -> Tensor:
+        """Queries of x [B, S, H]: [B, h, S, D]."""
+        rows, length, _ = x.shape
+        q = self.q(f, x).view(rows, self.heads, length, self.dim)
         q = self.q_norm(f, q)
-        return Rotation((cos, sin))(f, q)
+        return turn(f, q)
 
     def __call__(self, f: Tape, env: Env, x: Tensor, source: Tensor) -> Tensor:
         """x [B, S, H], which is the norm of ``source`` -> [B, S, H]."""
         state = env.state
         turn = Rotation(state[f"rope:{self.kind}"])
-        q = whole(f, self.queries, self.query, x, turn.cos, turn.sin)
+        q = self.query(f, x, turn)
         if self.mode == "reuse":
             k, v = state["kv"][self.kind]
         else:
@@ -98,7 +96,8 @@ class Attention:
         if self.mode == "store":
             k, v = stored(f, env, self, source, k, v)
         out = env.attend(f, q, k, v, state[f"mask:{self.kind}"], self.dropout)
-        return self.o(f, out)
+        result: Tensor = self.o(f, out)
+        return result
 
     def _cached(self, f: Tape, env: Env, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         from memlint.estimate.ops.basic import cat
@@ -132,18 +131,14 @@ class Mlp:
         wide = a.get("use_double_wide_mlp", False) and kind[1] == "reuse"
         width = int(a.get("intermediate_size")) * (2 if wide else 1)
         self.act = str(a.get("hidden_activation", "gelu_pytorch_tanh"))
-        self.gate = Product(b.linear(f"{name}.gate_proj", a.hidden_size, width))
-        self.up = Product(b.linear(f"{name}.up_proj", a.hidden_size, width))
-        self.down = Product(b.linear(f"{name}.down_proj", width, a.hidden_size))
-        self.part = Part(self.act, self.gate, self.up, self.down)
+        self.gate = b.linear(f"{name}.gate_proj", a.hidden_size, width)
+        self.up = b.linear(f"{name}.up_proj", a.hidden_size, width)
+        self.down = b.linear(f"{name}.down_proj", width, a.hidden_size)
 
     def __call__(self, f: Tape, x: Tensor) -> Tensor:
         """x [B, S, H] -> [B, S, H]."""
-        return whole(f, self.part, self.fed, x)
-
-    def fed(self, f: Tape, x: Tensor) -> Tensor:
-        """The same, operation by operation."""
-        return self.down(f, mul(f, activate(f, self.gate(f, x), self.act), self.up(f, x)))
+        result: Tensor = self.down(f, mul(f, activate(f, self.gate(f, x), self.act), self.up(f, x)))
+        return result
 
 
 class Block:
@@ -156,15 +151,15 @@ class Block:
         self.attention = Attention(a, b, f"{name}.self_attn", kind, index)
         self.mlp = Mlp(a, b, f"{name}.mlp", kind)
         names = ("input", "post_attention", "pre_feedforward", "post_feedforward")
-        self.norms = [Norm(b, f"{name}.{n}_layernorm", h) for n in names]
+        self.norms = [Norm(b, f"{name}.{n}_layernorm", h, often=True) for n in names]
         b.buffer(DTYPE_BYTES[b.training.precision.weights])
         self.moe = Moe(a, b, name) if a.get("enable_moe_block", False) else None
         width = int(a.get("hidden_size_per_layer_input") or 0)
         self.act = str(a.get("hidden_activation", "gelu_pytorch_tanh"))
         self.gate: Any = None
         if width:
-            self.gate = Product(b.linear(f"{name}.per_layer_input_gate", h, width))
-            self.project = Product(b.linear(f"{name}.per_layer_projection", width, h))
+            self.gate = b.linear(f"{name}.per_layer_input_gate", h, width)
+            self.project = b.linear(f"{name}.per_layer_projection", width, h)
             self.last_norm = Norm(b, f"{name}.post_per_layer_input_norm", h)
 
     def __call__(self, f: Tape, x: Tensor, given: Tensor | None = None) -> Tensor:

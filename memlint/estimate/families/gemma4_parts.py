@@ -42,9 +42,10 @@ class Norm:
 
     __slots__ = ("part", "weight")
 
-    def __init__(self, b: Build, name: str | None, width: int) -> None:
+    def __init__(self, b: Build, name: str | None, width: int, *, often: bool = False) -> None:
+        """``often``: many norms of its kind are run."""
         self.weight = None if name is None else b.parameter(f"{name}.weight", width)
-        self.part = Part("norm", self)
+        self.part = Part("norm", self) if often else None
 
     def describe(self, weights: list[Any]) -> Hashable:
         """See :class:`Layer`."""
@@ -52,7 +53,8 @@ class Norm:
 
     def __call__(self, f: Tape, x: Tensor) -> Tensor:
         """x [..., width] -> the same shape."""
-        return cast(f, whole(f, self.part, self.scaled, x), x.dtype)
+        part = self.part
+        return cast(f, self.scaled(f, x) if part is None else whole(f, part, self.scaled, x), x.dtype)
 
     def scaled(self, f: Tape, x: Tensor) -> Tensor:
         """The norm in fp32."""
@@ -78,21 +80,13 @@ class Rotation:
 
     def __call__(self, f: Tape, x: Tensor) -> Tensor:
         """x [B, h, S, D] -> the same shape."""
-        return whole(f, ROTATION, _turned, x, self.cos, self.sin)
+        straight = mul(f, x, self.cos)
+        return add(f, straight, mul(f, self._turned(f, x), self.sin))
 
-
-ROTATION = Part("rotation")
-
-
-def _turned(f: Tape, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    straight = mul(f, x, cos)
-    return add(f, straight, mul(f, _half_turned(f, x), sin))
-
-
-def _half_turned(f: Tape, x: Tensor) -> Tensor:
-    half = (*x.shape[:-1], x.shape[-1] // 2)
-    first, second = slice_of(f, x, half), slice_of(f, x, half)
-    return cat(f, scale(f, second), first)
+    def _turned(self, f: Tape, x: Tensor) -> Tensor:
+        half = (*x.shape[:-1], x.shape[-1] // 2)
+        first, second = slice_of(f, x, half), slice_of(f, x, half)
+        return cat(f, scale(f, second), first)
 
 
 def _scaled_backward(f: Tape, node: Node, grad: Tensor) -> tuple[Tensor]:
@@ -210,7 +204,7 @@ class Moe:
         width = required(a, "moe_intermediate_size")
         self.experts = Experts(b, f"{name}.experts", required(a, "num_experts"), h, width, act)
         names = ("post_feedforward_layernorm_1", "post_feedforward_layernorm_2", "pre_feedforward_layernorm_2")
-        self.dense_norm, self.after, self.before = (Norm(b, f"{name}.{n}", h) for n in names)
+        self.dense_norm, self.after, self.before = (Norm(b, f"{name}.{n}", h, often=True) for n in names)
 
     def __call__(self, f: Tape, dense: Tensor, residual: Tensor) -> Tensor:
         """The dense branch's result and what both branches start from, [B, S, H] each -> their sum."""

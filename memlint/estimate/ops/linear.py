@@ -16,7 +16,11 @@ class Weight(Tensor):
     __slots__ = ("cached", "name")
 
     def __init__(self, name: str, shape: tuple[int, ...], dtype: str, trainable: bool, grad_dtype: str | None) -> None:
-        super().__init__(shape, dtype, None, Leaf(shape, grad_dtype or dtype) if trainable else None)
+        # What Tensor does when it is made, written out: hundreds are made for an estimate.
+        self.shape = shape
+        self.dtype = dtype
+        self.storage = None
+        self.node = Leaf(shape, grad_dtype or dtype) if trainable else None
         self.name = name
         self.cached = trainable
         """Whether autocast caches its half copy: ``requires_grad`` is on, whether or not a gradient is ever made."""
