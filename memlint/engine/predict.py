@@ -48,11 +48,12 @@ def predict(job: TrainingJob, target: Target | None, method: str = "simulated") 
 
     why = ""
     if method != "first-order":
+        from memlint.estimate.float8 import allowed_for
         from memlint.estimate.nearest import widened
         from memlint.estimate.simulate import simulate
 
         try:
-            return widened(simulate(job, target), architecture), architecture.approximate
+            return allowed_for(widened(simulate(job, target), architecture), job), architecture.approximate
         except Unsupported as reason:
             why = f"{reason}"
         except UNREADABLE as error:
