@@ -17,11 +17,10 @@ from memlint.estimate.simulate import simulate
 from memlint.hardware.parse import parse_target
 from memlint.hardware.target import Target
 from memlint.job import TrainingJob
+from memlint.settings.model import DEFAULT_MARGIN
 
 ALLOCATED = ("max_memory_allocated", "active")
 """Metrics of live tensors: torch.cuda.max_memory_allocated and active_bytes."""
-MARGIN = 0.05
-"""The default margin of the settings."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +81,7 @@ def _predicted(row: Row, known: dict[str, Estimate]) -> Prediction:
         # What the source leaves open and the estimate had to take for granted widens its interval.
         _, least, most = in_metric(row["metric"], other, simulate(other, target))
         low, high = min(low, least), max(high, most)
-    return Prediction(row, job, estimate, expected, low, high, judge(estimate, job, target, MARGIN))
+    return Prediction(row, job, estimate, expected, low, high, judge(estimate, job, target, DEFAULT_MARGIN))
 
 
 def _target(job: TrainingJob) -> Target | None:
