@@ -58,6 +58,10 @@ class Env:
     """Each row comes with positions of its own, so that rotary tables have as many rows."""
     asked: set[str] = field(default_factory=set)
     """Optional packages that layers of this model would have used."""
+    questions: int = 0
+    """How often layers have asked for one."""
+    step: int = 0
+    """The number of the step of this model; 0: none."""
     state: dict[str, Any] = field(default_factory=dict)
     left: Tensor | None = None
     """A second output of the layer that has just run (attention weights of bloom, falcon, mpt): the model's loop
@@ -79,12 +83,14 @@ class Env:
 
     def begin(self, kernels: frozenset[str]) -> None:
         """Forget an earlier step; ``kernels`` are the optional packages that run in the next one."""
+        self.step += 1
         self.kernels, self.asked = kernels, set()
         self.state, self.left = {}, None
 
     def kernel(self, package: str) -> bool:
         """Whether an optional package's kernels run; the question itself is remembered."""
         self.asked.add(package)
+        self.questions += 1
         return package in self.kernels
 
     def release(self) -> None:

@@ -52,7 +52,8 @@ class FullyShard:
 
     def begin(self, f: Tape, root: Unit) -> None:
         """The forward begins: the root's own parameters, then the embedding's unit."""
-        self.order.clear()
+        self.order, self.reduced = [], []
+        self.last = self.reducing = None
         self.gather(f, root, forward=True)
         first = self.tail if self.tied else self.embedding
         if first is not None:

@@ -240,6 +240,8 @@ class Sharding:
 
     def begin(self, f: Tape, root: Unit) -> None:
         """Gather what is outside all layers before the forward; it stays until backward ends."""
+        for unit in self.units:
+            unit.begin()
         if self.fully is not None:
             self.fully.begin(f, root)
         elif self.zero is not None:

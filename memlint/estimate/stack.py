@@ -11,6 +11,7 @@ from memlint.estimate.engine.pool import ACTIVATIONS, TEMPORARIES
 from memlint.estimate.engine.repeat import count_loose
 from memlint.estimate.engine.tape import Tape, Tensor
 from memlint.estimate.env import Env
+from memlint.estimate.known import Known
 from memlint.estimate.outputs import Outputs
 from memlint.estimate.part import Layer, Part, Place, again
 from memlint.estimate.periods import groups_of, last_apart
@@ -48,6 +49,7 @@ class Stack:
         self.keeps = False
         """The model keeps every layer's output (output_hidden_states) until :meth:`forget`."""
         self.outputs = Outputs()
+        self.known = Known()
         every = build.training.checkpointing.every
         total = len(kinds)
         build.layers += total
@@ -91,8 +93,8 @@ class Stack:
             if key not in first:
                 first[key] = self._part(build, layer, index, fixed)
         # To those who gather and reduce, neighbours are what parameters they have.
-        near = [key if by_number else first[key].held for key in self.keys]
-        near = [None, *near, None]
+        held = {key: key if by_number else part.held for key, part in first.items()}
+        near = [None, *[held[key] for key in self.keys], None]
         flows = False
         alone = {*self.alone, *self.loose} if fixed else self.alone
         for index, key in enumerate(self.keys):
@@ -145,6 +147,7 @@ class Stack:
             x = before_them.before_layers(f, x)
         done: dict[Hashable, Block] = {}
         neighbours = self.keeps or not f.alike
+        self.known.begin(f, env, plain=not neighbours)
         before: Part | None = None
         runs: dict[Part, int] = {}
         counted = 0
@@ -157,6 +160,14 @@ class Stack:
                 near = (before, first if loose else None) if neighbours else None
                 beside = None if f.alike else (first in self.taps, first - 1 in self.taps)
                 like = part, condition(env, x, held, loose=loose and not neighbours), near, beside
+            apart = part.anew is not None and (loose or (len(self.loose) > 1 and not neighbours))
+            opens = part.count > 1 and (not apart or not (neighbours or is_leaf(f, x)))
+            new = opens and self.known.call is not None and part.anew is not None and like not in done
+            if new and env.step > 1:
+                block = self.known.recall(f, like, (env.state, others))
+                if block is not None:
+                    block.held = self._shared(env, part) if block.recorded else []
+                    done[like] = block
             if like in done and loose:
                 given_away = [x]
                 del x
@@ -173,9 +184,10 @@ class Stack:
                     self.outputs.repeat(part)
                 before = part
                 continue
-            opened = None
-            apart = part.anew is not None and (loose or (len(self.loose) > 1 and not neighbours))
-            if part.count > 1 and (not apart or not (neighbours or is_leaf(f, x))):
+            opened, beside_it, cached = None, None, len(f.cast_cache)
+            if new and env.step == 1:
+                beside_it = self.known.beside(f, env, x, loose=apart)
+            if opens:
                 opened, x = f.begin_block(x, loose=apart)
             number = runs[part] = runs.get(part, -1) + 1
             for index, layer, unit in part.copy(number):
@@ -189,12 +201,14 @@ class Stack:
                 if self.keeps and index != part.layers[-1][0]:
                     self.outputs.keep(part, x)
             if opened is not None:
-                again = [layer for index, layer, _ in part.layers if env.checkpointed(self.first + index)]
-                shared = [shared_by(env, layer) for layer in again]
+                shared = self._shared(env, part)
                 passing = None if fully is None or unit is None else fully.passing(unit)
                 block, x = f.end_block(opened, x, () if held is None else (held,), shared, passing)
                 if block.steady:
                     done[like] = block
+                    quiet = beside_it is not None and beside_it == self.known.beside(f, env, x, loose=apart)
+                    if quiet and held is None:
+                        self.known.learn(f, like, block, (env.state, others), cached)
             if first in self.taps and self.after is not None:
                 x = self.after(f, env, first, x)
             if self.keeps:
@@ -202,6 +216,10 @@ class Stack:
             before = part
         last = fully or self.sharding.zero
         return x if last is None else last.after_layers(f, x)
+
+    def _shared(self, env: Env, part: Part) -> list[Any]:
+        """What checkpointed layers' closures hold until their backward (see :meth:`Env.call`)."""
+        return [env.closure(layer) for index, layer, _ in part.layers if env.checkpointed(self.first + index)]
 
     def _equal(self, place: int) -> int:
         """How many layers from this place on are the same to a tape, with nothing done between them."""
@@ -219,11 +237,6 @@ class Stack:
     def forget(self, f: Tape) -> None:
         """Let the kept outputs go."""
         self.outputs.forget(f)
-
-
-def shared_by(env: Env, layer: Layer) -> Any:
-    """What a checkpointed layer's closure holds until its backward (see :meth:`Env.call`)."""
-    return env.closure(layer)
 
 
 def _settle(shared: Any) -> None:

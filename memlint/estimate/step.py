@@ -111,10 +111,10 @@ class Prepared:
     def again(self) -> Prepared:
         """What another step of the job begins with, once one has run.
 
-        That is the same model where :meth:`run` clears all that a step leaves behind. It does not clear the units of
-        sharded training, nor what a PPO update keeps from its rollout.
+        That is the same model where :meth:`run` clears all that a step leaves behind. It does not clear DeepSpeed's
+        engine, nor what a PPO update keeps from its rollout.
         """
-        if self.build.sharding.kind in ("none", "ddp") and self.job.training.objective != "ppo":
+        if self.build.sharding.zero is None and self.job.training.objective != "ppo":
             return self
         return Prepared(*self.given, world=self.world, full=self.full)
 

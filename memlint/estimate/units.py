@@ -35,3 +35,10 @@ class Unit:
     """FSDP2: post_backward has run."""
     reduced_elements: int = 0
     """FSDP2: elements that it has reduced."""
+
+    def begin(self) -> None:
+        """Forget an earlier step."""
+        self.gradients, self.owners = [], {}
+        self.gradient_elements = self.shard_bytes = self.reduced_elements = 0
+        self.buffer = self.arriving = None
+        self.place, self.reduced = -1, False

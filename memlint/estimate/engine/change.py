@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from copy import copy
+
 
 class Repeat:
     """Storages made in the one run of a block, each of which stands for ``factor`` equal ones by now."""
@@ -41,6 +43,10 @@ class Stretch:
         self.mark = mark
         """Of what came at its end; 0: the run's own end."""
 
+    def without_decomposed(self) -> Stretch:
+        """The same where no decomposed temporaries are made."""
+        return Stretch([0] * len(self.highest), self.highest, [], self.mark)
+
 
 class Change:
     """What one run of a block does to the live bytes: its highest points and its end, counted from the beginning."""
@@ -67,3 +73,10 @@ class Change:
                 self.traced = stretch
         self.end = [last - first for last, first in zip(now, before)]
         self.growth = sum(self.end)
+
+    def without_decomposed(self) -> Change:
+        """The same where no decomposed temporaries are made."""
+        made = copy(self)
+        made.stretches = [stretch.without_decomposed() for stretch in self.stretches]
+        made.highest = made.traced = made.stretches[self.stretches.index(self.highest)]
+        return made

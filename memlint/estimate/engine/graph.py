@@ -110,11 +110,13 @@ class Block:
         "host_bytes",
         "input_label",
         "later",
+        "lets_go",
         "made",
         "moved",
         "nodes",
         "out",
         "passing",
+        "recorded",
         "root",
         "steady",
         "visits",
@@ -151,6 +153,26 @@ class Block:
         self.visits = 1
         """Places on the tape whose backward is to come."""
         self.passing: Passing | None = None
+        self.recorded = root is not None
+        """The run forward left nodes on the tape."""
+        self.lets_go = False
+        """The run backward is that of the last equal block: it lets go what was given."""
+
+    def anew(self, *, decomposed: bool) -> Block | None:
+        """The same for another step: a block of which none has been counted; None where others are not like it.
+
+        ``decomposed``: with the temporaries that only a trace on fake tensors has.
+        """
+        back = self.backward
+        if self.recorded and (back is None or back.own or self.lets_go):
+            return None
+        forward = self.forward if decomposed else self.forward.without_decomposed()
+        root = Node(None, (), (), (), None, 0) if self.recorded else None
+        made = Block(forward, Repeat(), self.gate, root)
+        made.backward = back if decomposed or back is None else back.without_decomposed()
+        made.entry, made.moved, made.input_label, made.out = self.entry, self.moved, self.input_label, self.out
+        made.host_bytes, made.visits, made.made.factor, made.later.factor = self.host_bytes, 0, 0, 0
+        return made
 
 
 class Visit(Node):

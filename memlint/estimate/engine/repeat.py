@@ -204,6 +204,7 @@ def _once(tape: Tape, visit: Visit) -> Tensor | None:
     if block.visits:
         pass
     elif block.backward is None:
+        block.lets_go = bool(block.given)
         block.given.clear()
     else:
         _let_go(pool, block.given, shifts)

@@ -106,6 +106,11 @@ class Tape(Unwinding):
     def hollow(self, value: bool) -> None:
         self._hollow = value
 
+    @property
+    def inside(self) -> bool:
+        """Inside a checkpoint or a block."""
+        return self._hollow or self.saves_left is not None or self.pool.repeat is not None
+
     def new(self, shape: Shape, dtype: str, component: int | None = None) -> Tensor:
         """Allocate a tensor."""
         size = 0 if self.dry else (prod(shape) * DTYPE_BYTES[dtype] + 511) & ~511
