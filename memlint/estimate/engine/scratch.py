@@ -118,6 +118,7 @@ class Scratch(Tape):
         self.grad_enabled, self.one_kernel_silu = like.grad_enabled, like.one_kernel_silu
         self.notes: list[Note] = []
         """Of ``pool``."""
+        self.stop: Note | None = None
         self.log: list[Note] = []
         """Of the other."""
         self.keeps: list[tuple[int, int, list[Tensor]]] = []
@@ -224,7 +225,7 @@ class Scratch(Tape):
                 tensor = Tensor(tensor.shape, tensor.dtype, None, tensor.node)
                 storage.keep.append(tensor)
             saved.append(tensor)
-            self.cut((STOP, 0))
+            self.stop = (second.peak, second.peak_components), second.components[:], (STOP, 0)
         return tuple(saved)
 
     def unwind(self, floor: int) -> None:
@@ -251,6 +252,10 @@ class Scratch(Tape):
         """Note what has been until an event."""
         second = self.both
         if second is not None:
+            if self.stop is not None and event[0] != SAVE:
+                # Of saves of the part's own only the last matters; the peak goes on.
+                self.log.append(self.stop)
+            self.stop = None
             self.log.append(((second.peak, second.peak_components), second.components[:], event))
             second.restart()
             if event[0] != CACHE and event[0] != END:

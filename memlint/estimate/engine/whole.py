@@ -57,10 +57,25 @@ class Whole(Node):
             elif what == LET:
                 del held[place]
             elif what == CAST:
-                copied: Any = edges[place]
-                if copied.grad is not None:
-                    tape.execute(copied)
+                _cast_back(tape, edges[place])
         return []
+
+
+def _cast_back(tape: Tape, node: Any) -> None:
+    """Run the node of a copy in autocast's cache: :meth:`Unwinding.execute` for a cast to a parameter's dtype."""
+    grad = node.grad
+    if grad is None:
+        return
+    leaf, ((shape, dtype),) = node.edges[0], node.shapes
+    if grad.shape != shape or grad.dtype == dtype:
+        grad = None
+        tape.execute(node)
+        return
+    node.grad = None
+    tape.pending.discard(node)
+    made = tape.new(shape, dtype)
+    grad = None
+    tape._accumulate(leaf, made, True)
 
 
 def handed(

@@ -9,9 +9,11 @@ from typing import Any, Callable
 
 from memlint.estimate.build import Build
 from memlint.estimate.engine.tape import Tape, Tensor
+from memlint.estimate.engine.whole import Part, whole
 from memlint.estimate.env import Batch, Env
 from memlint.estimate.families.gemma4_parts import Moe, Norm, Rotation, scaled_in_place, sharing, stored, summed
 from memlint.estimate.families.pieces import hooked
+from memlint.estimate.families.products import Product
 from memlint.estimate.families.shapes import Shape
 from memlint.estimate.ops.activations import activate
 from memlint.estimate.ops.basic import add, mul, scale, slice_of
@@ -134,9 +136,14 @@ class Mlp:
         self.gate = b.linear(f"{name}.gate_proj", a.hidden_size, width)
         self.up = b.linear(f"{name}.up_proj", a.hidden_size, width)
         self.down = b.linear(f"{name}.down_proj", width, a.hidden_size)
+        self.part = Part(("mlp", self.act), Product(self.gate), Product(self.up), Product(self.down))
 
     def __call__(self, f: Tape, x: Tensor) -> Tensor:
         """x [B, S, H] -> [B, S, H]."""
+        return whole(f, self.part, self.fed, x)
+
+    def fed(self, f: Tape, x: Tensor) -> Tensor:
+        """The same, operation by operation."""
         result: Tensor = self.down(f, mul(f, activate(f, self.gate(f, x), self.act), self.up(f, x)))
         return result
 
