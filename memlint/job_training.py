@@ -125,6 +125,11 @@ class Training:
     gradient_accumulation_steps: int = 1
     precision: Precision = field(default_factory=Precision)
     optimizer: str = "adamw"
+    optimizer_rank: int | None = None
+    """GaLore and APOLLO: rank of the space they step in; None: 128, transformers' default."""
+    optimizer_targets: tuple[str, ...] = ()
+    """GaLore and APOLLO: fragments of the names of the linear layers they step so; none: all but the head;
+    ``all-linear``: the head as well."""
     optimizer_in_backward: bool = False
     max_grad_norm: float | None = 1.0
     checkpointing: Checkpointing = field(default_factory=Checkpointing)

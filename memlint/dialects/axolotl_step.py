@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from memlint.dialects.axolotl_base import CLIPPING, VERSION, Run
+from memlint.dialects.low_rank import read_low_rank
 from memlint.dialects.names import HF_OPTIMIZERS, LAYERWISE_OPTIMIZERS
 from memlint.dialects.values import Section, as_bool, did_you_mean
 
@@ -12,7 +13,7 @@ RL = ("dpo", "gdpo", "grpo", "ipo", "orpo", "kto", "simpo", "ebft")
 """RLType of axolotl 0.19 utils/schemas/enums.py."""
 
 OPTIMIZERS: dict[str, str] = {
-    "optimi_adamw": "adamw-fused",
+    "optimi_adamw": "adamw-optimi",
     "ao_adamw_4bit": "adamw-4bit",
     "ao_adamw_8bit": "adamw-8bit",
     "ao_adamw_fp8": "adamw-fp8",
@@ -30,9 +31,8 @@ OPTIMIZERS: dict[str, str] = {
     "flash_lion": "lion",
     "q_galore_adamw8bit": "q-galore-adamw-8bit",
 }
-"""CustomSupportedOptimizers of axolotl 0.19 (core/builders/base.py) -> native names. optimi's AdamW runs one tensor at
-a time in Triton as a fused kernel does; AdamC holds AdamW's two moments; SinkGD normalises gradients without a state;
-PoLoRA keeps one momentum per LoRA factor."""
+"""CustomSupportedOptimizers of axolotl 0.19 (core/builders/base.py) -> native names. AdamC holds AdamW's two moments;
+SinkGD normalises gradients without a state; PoLoRA keeps one momentum per LoRA factor."""
 
 _LIGER_KERNELS = {
     "liger_rope": "rope",
@@ -267,6 +267,7 @@ def read_optimizer(run: Run) -> None:
         "adamw-fused",
         "utils/schemas/training.py (adamw_torch_fused)",
     )
+    read_low_rank(table.get(name or ""), cfg.raw, run.put)
     if name in LAYERWISE_OPTIMIZERS:
         run.put("training.optimizer_in_backward", True, "optimizer")
     clipping = cfg.number("max_grad_norm", minimum=0)

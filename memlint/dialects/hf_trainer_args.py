@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from memlint.dialects.base import JobDraft, ReadContext
+from memlint.dialects.low_rank import read_low_rank
 from memlint.dialects.names import HF_OPTIMIZERS, LAYERWISE_OPTIMIZERS
 from memlint.dialects.values import Section, as_strings, did_you_mean, major, show, version_tuple
 from memlint.records import dataclass
@@ -138,6 +139,7 @@ class Arguments:
             self.default("training.optimizer", "adamw-fused")
             return
         self.put("training.optimizer", native, key)
+        read_low_rank(native, section.raw, self.put)
         if word in LAYERWISE_OPTIMIZERS:
             self.put("training.optimizer_in_backward", True, key)
         if word.startswith("schedule_free"):

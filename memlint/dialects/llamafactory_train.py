@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from memlint.dialects.llamafactory_base import VERSION, Run
+from memlint.dialects.low_rank import read_low_rank, read_targets
 from memlint.dialects.names import HF_OPTIMIZERS, LAYERWISE_OPTIMIZERS
 from memlint.dialects.values import as_bool, did_you_mean, show
 
@@ -198,6 +199,11 @@ def read_optimizer(run: Run) -> None:
         if key == "use_galore" and name is not None:
             native = {"adafactor": "galore-adafactor"}.get(name, "galore-adamw-8bit" if "8bit" in name else native)
         run.put("training.optimizer", native, key)
+        if key in ("use_galore", "use_apollo"):
+            rank = cfg.number(f"{key[4:]}_rank", minimum=1)
+            run.choose("training.optimizer_rank", f"{key[4:]}_rank", int(rank) if rank else None, 16, None)
+            if cfg.raw(f"{key[4:]}_target") not in (None, "all", ["all"]):
+                read_targets(f"{key[4:]}_target", cfg.raw, run.put)
         if cfg.flag(f"{key[4:]}_layerwise"):
             run.put("training.optimizer_in_backward", True, f"{key[4:]}_layerwise")
         if key == "use_adam_mini":
@@ -211,6 +217,7 @@ def read_optimizer(run: Run) -> None:
         return
     native_name = HF_OPTIMIZERS[name] if name is not None else None
     run.choose("training.optimizer", "optim", native_name, "adamw-fused", None)
+    read_low_rank(native_name, cfg.raw, run.put)
     if name in LAYERWISE_OPTIMIZERS:
         run.put("training.optimizer_in_backward", True, "optim")
     if cfg.flag("torch_compile"):

@@ -44,11 +44,12 @@ OPTIMIZERS = tuple(
     sorted(
         words(
             """adagrad adagrad-8bit adafactor adalomo adam adam-8bit adamax adamw adamw-4bit adamw-8bit
-            adamw-anyprecision adamw-bnb adamw-for-loop adamw-foreach adamw-fp8 adamw-fused ademamix ademamix-8bit adopt
-            apollo came dion flash-adamw galore-adafactor galore-adamw galore-adamw-8bit grokadamw lion lion-8bit lomo
-            muon nadam paged-adamw paged-adamw-8bit paged-ademamix paged-ademamix-8bit paged-lion paged-lion-8bit
-            q-galore-adamw-8bit radam rmsprop rmsprop-8bit schedule-free-adamw schedule-free-radam schedule-free-sgd sgd
-            sgd-8bit sgd-foreach sgd-momentum signum stable-adamw"""
+            adamw-anyprecision adamw-bnb adamw-for-loop adamw-foreach adamw-fp8 adamw-fused adamw-optimi ademamix
+            ademamix-8bit adopt apollo came dion flash-adamw galore-adafactor galore-adamw galore-adamw-8bit
+            grokadamw lion lion-8bit lion-bnb lomo muon nadam paged-adamw paged-adamw-8bit paged-ademamix
+            paged-ademamix-8bit paged-lion paged-lion-8bit q-galore-adamw-8bit radam rmsprop rmsprop-8bit
+            rmsprop-bnb schedule-free-adamw schedule-free-radam schedule-free-sgd sgd sgd-8bit sgd-foreach
+            sgd-momentum signum stable-adamw"""
         )
     )
 )
@@ -139,6 +140,8 @@ TRAINING: dict[str, Field] = {
     "longest_once": _flag("only the longest sample reaches sequence_length, so full batches never follow each other"),
     "gradient_accumulation_steps": _count("micro batches before a step; above 1, gradients live through the forward"),
     "optimizer": Field("choice", "optimizer", OPTIMIZERS),
+    "optimizer_rank": _count("GaLore, APOLLO: rank of their space; null: 128", 1 << 20, minimum=1, nullable=True),
+    "optimizer_targets": Field("strings", "GaLore, APOLLO: name fragments of linear layers; none: all but the head"),
     "optimizer_in_backward": _flag("each gradient is applied and freed inside backward"),
     "max_grad_norm": Field("number", "clipping; null: none", minimum=0, nullable=True),
     "attention": Field("choice", "attention kernel", ("eager", "sdpa", "flash", "flex")),

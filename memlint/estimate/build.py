@@ -15,6 +15,7 @@ from memlint.estimate.adapters import LoraLinear, matches
 from memlint.estimate.engine.tape import Leaf, Tape, Tensor
 from memlint.estimate.ops.images import requiring_grad
 from memlint.estimate.ops.linear import Weight, embedding, linear
+from memlint.estimate.optimizer_projected import Targets
 from memlint.estimate.peft_kinds import KINDS, default_targets
 from memlint.estimate.peft_prompts import IN_SEQUENCE, PROMPTS, in_front, prompt
 from memlint.estimate.quantized import QuantizedWeight
@@ -108,6 +109,8 @@ class Build:
         """There is no model of the method: LoRA stands for it."""
         if self.nearest and self.lora is None:
             self.lora = Lora(targets="default")
+        self.projects = Targets.of(job.training)
+        """What the optimizer steps in a low-rank space."""
         self.shared: dict[str, int] = {}
         """Buffers that all layers share, and their bytes."""
         self._packed: dict[tuple[int, int], tuple[QuantizedWeight, tuple[int, ...]]] = {}
@@ -212,6 +215,8 @@ class Build:
             weight: Weight | QuantizedWeight = self.packed(name, outputs, inputs)
         else:
             weight = self.parameter(f"{name}.weight", outputs, inputs)
+            if self.projects is not None:
+                self.records[-1].rank = self.projects.rank_of(name)
         stored = weight.bias_dtype if isinstance(weight, QuantizedWeight) else None
         offset = self.parameter(f"{name}.bias", outputs, dtype=stored) if bias else None
         base = Linear(weight, offset) if isinstance(weight, Weight) else weight.module(offset)

@@ -2,8 +2,10 @@
 
 Sources: torch 2.13 optim/adam.py (_multi_tensor_adam keeps one parameter-sized list, exp_avg_sq_sqrt), optim/_muon.py;
 bitsandbytes 0.49 optim/optimizer.py (blockwise 8-bit states with fp32 absmax per 256 values, tensors under
-min_8bit_size = 4096 elements in fp32; 32-bit states always in fp32); torchao 0.14 optim/subclass_4bit.py; transformers
-5.24 optimization.py (Adafactor) and trainer_optimizer.py (GaLore and APOLLO ranks).
+min_8bit_size = 4096 elements in fp32; 32-bit states always in fp32); torchao 0.18 optim/subclass_4bit.py; transformers
+5.24 optimization.py (Adafactor); torch-optimi 0.3.3, came-pytorch 0.1.3, schedulefree 1.4.1, grokadamw 0.1.2, and the
+Muon of LLaMA-Factory 0.9.5 and axolotl-contribs-mit 0.0.6. ``benchmarks/optimizers`` runs them and counts their
+storages.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ from __future__ import annotations
 from math import prod
 from typing import Sequence
 
+from memlint.estimate import optimizer_projected as projected
 from memlint.estimate.engine.pool import rounded
 from memlint.estimate.records import Slot
 from memlint.records import dataclass
@@ -18,11 +21,8 @@ from memlint.units import DTYPE_BYTES
 
 MIN_8BIT_SIZE = 4096
 BLOCK_8BIT = 256
-BLOCK_4BIT = 128
-GALORE_RANK = 128
-"""optim_args rank of GaLore: transformers 5.24 trainer_optimizer.py."""
-APOLLO_RANK = 1
-"""optim_args rank of APOLLO there (its mini form)."""
+BLOCK_4BIT = 256
+"""transformers 5.24 trainer_optimizer.py hands torchao this block size for 4 bits as for 8."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,12 +39,17 @@ class Rule:
     """The step counter is a device tensor (fused or capturable: optim/adam.py _init_group)."""
     factored: bool = False
     """Second moments of matrices as a row and a column vector in fp32."""
-    rank: int = 0
-    """States of matrices live in a space of this rank, beside a projection."""
     matrix_states: int | None = None
-    """State tensors of a matrix where it differs (Muon)."""
+    """State tensors of a matrix within a layer where it differs (Muon)."""
+    kahan: bool = False
+    """Parameters in 16 bits keep the rounding error of their updates in a tensor more (Kahan summation)."""
+    scalars: int = 0
+    """Tensors of one element on the device for each parameter."""
+    lists: int = 1
+    """foreach: lists of the parameters' size that live at once."""
     step: str = "fused"
-    """foreach (a parameter-sized list), single (two copies of the largest), adafactor, muon, fused (none)."""
+    """foreach (lists of the parameters' size), single (two copies of the largest), adafactor, came, muon, projected
+    (see optimizer_projected.py), fused (none)."""
 
 
 _ADAMW = Rule(step="foreach")
@@ -52,12 +57,13 @@ RULES: dict[str, Rule] = {
     "adamw": _ADAMW,
     "adamw-foreach": _ADAMW,
     "adam": _ADAMW,
-    "adamw-anyprecision": Rule(step="single"),
+    "adamw-anyprecision": Rule(fp32=True, step="single"),
+    "adamw-optimi": Rule(kahan=True),
     "grokadamw": Rule(states=3, step="single"),
-    "stable-adamw": _ADAMW,
+    "stable-adamw": Rule(kahan=True, scalars=2),
     "schedule-free-adamw": _ADAMW,
     "schedule-free-radam": _ADAMW,
-    "schedule-free-sgd": Rule(states=1, step="foreach"),
+    "schedule-free-sgd": Rule(states=1),
     "nadam": _ADAMW,
     "radam": _ADAMW,
     "adamw-fused": Rule(counter=True),
@@ -70,25 +76,29 @@ RULES: dict[str, Rule] = {
     "ademamix": Rule(states=3, fp32=True),
     "ademamix-8bit": Rule(states=3, bits=8),
     "lion": Rule(states=1, step="single"),
+    "lion-bnb": Rule(states=1, fp32=True),
     "lion-8bit": Rule(states=1, bits=8),
-    "rmsprop": Rule(states=1, step="single"),
+    "rmsprop": Rule(states=1, step="foreach"),
+    "rmsprop-bnb": Rule(states=1, fp32=True),
     "rmsprop-8bit": Rule(states=1, bits=8),
-    "adagrad": Rule(states=1, step="single"),
+    "adagrad": Rule(states=1, step="foreach", lists=2),
     "adagrad-8bit": Rule(states=1, bits=8),
     "sgd": Rule(states=0),
+    "sgd-foreach": Rule(states=0),
     "sgd-momentum": Rule(states=1),
     "sgd-8bit": Rule(states=1, bits=8),
     "signum": Rule(states=1),
     "lomo": Rule(states=0),
     "adalomo": Rule(states=0, factored=True),
     "adafactor": Rule(states=0, factored=True, step="adafactor"),
-    "came": Rule(states=1, factored=True, step="adafactor"),
+    "came": Rule(step="came"),
     "muon": Rule(matrix_states=1, step="muon"),
     "dion": Rule(matrix_states=1, step="muon"),
-    "galore-adamw": Rule(rank=GALORE_RANK, step="single"),
-    "galore-adamw-8bit": Rule(rank=GALORE_RANK, bits=8, step="single"),
-    "galore-adafactor": Rule(rank=GALORE_RANK, step="single"),
-    "apollo": Rule(rank=APOLLO_RANK, step="single"),
+    "galore-adamw": Rule(step="projected"),
+    "galore-adamw-8bit": Rule(bits=8, step="projected"),
+    "q-galore-adamw-8bit": Rule(bits=8, step="projected"),
+    "galore-adafactor": Rule(states=0, factored=True, step="adafactor"),
+    "apollo": Rule(step="projected"),
 }
 """Native optimizer names; ``paged-`` before one of bitsandbytes' keeps its states in unified memory."""
 
@@ -105,28 +115,32 @@ def rule_of(name: str) -> Rule:
 def state_bytes(name: str, slots: Sequence[Slot], forced: str | None = None) -> int:
     """Bytes of all optimizer states on the device, each tensor rounded as the allocator rounds it."""
     rule = rule_of(name)
-    return sum([slot.count * _slot_state(rule, slot, forced) for slot in slots])
+    return sum([slot.count * _slot_state(name, rule, slot, forced) for slot in slots])
 
 
 def _state_dtype(rule: Rule, slot: Slot, forced: str | None) -> str:
     return forced or ("fp32" if rule.fp32 else slot.dtype)
 
 
-def _slot_state(rule: Rule, slot: Slot, forced: str | None) -> int:
-    counter = rounded(4) if rule.counter else 0
+def _slot_state(name: str, rule: Rule, slot: Slot, forced: str | None) -> int:
+    scalars = rounded(4) * (rule.counter + rule.scalars)
     is_matrix = slot.matrix and len(slot.shape) >= 2
+    if slot.rank:
+        # APOLLO remembers the norm of its scaled gradient.
+        scalars += projected.projection_bytes(name, slot) + (rounded(4) if name == "apollo" else 0)
+        slot = projected.low(slot)
     if rule.factored:
-        # ``RMS`` is a scalar tensor (Adafactor and CAME).
-        scalar = rounded(4) if rule.step == "adafactor" else 0
-        return scalar + rule.states * rounded(slot.numel * DTYPE_BYTES[slot.dtype]) + _factored(slot)
-    if rule.rank and is_matrix and min(slot.shape[-2:]) > rule.rank:
-        short, long = sorted(slot.shape[-2:])
-        size = DTYPE_BYTES[_state_dtype(rule, slot, forced)]
-        projection = rounded(rule.rank * short * size)
-        inner = Slot((rule.rank, long), slot.dtype, slot.grad_dtype, 1)
-        return projection + _plain(rule, inner, 2, forced)
-    states = rule.matrix_states if rule.matrix_states is not None and is_matrix else rule.states
-    return counter + _plain(rule, slot, states, forced)
+        # ``RMS`` is a scalar tensor (transformers' Adafactor).
+        return scalars + (rounded(4) if rule.step == "adafactor" else 0) + _factored(slot)
+    if rule.step == "came":
+        # came_pytorch CAME.py: exp_avg and the factors are fp32, as the gradient is cast; a matrix has those twice.
+        return scalars + rounded(4) + rounded(4 * slot.numel) + (2 if is_matrix else 1) * _factored(slot)
+    states = rule.matrix_states if rule.matrix_states is not None and is_matrix and not slot.table else rule.states
+    if rule.kahan:
+        # optimi stableadamw.py, adam.py _init_state: kahan_comp like the parameter, or one byte for its Triton kernel.
+        half = slot.dtype in ("fp16", "bf16")
+        states, scalars = states + half, scalars + (0 if half else rounded(1))
+    return scalars + _plain(rule, slot, states, forced)
 
 
 def _plain(rule: Rule, slot: Slot, states: int, forced: str | None) -> int:
@@ -138,7 +152,8 @@ def _plain(rule: Rule, slot: Slot, states: int, forced: str | None) -> int:
     if rule.bits == 4:
         if n < MIN_8BIT_SIZE or n % BLOCK_4BIT:
             return states * rounded(n * DTYPE_BYTES[slot.dtype])
-        return states * (rounded(n // 2) + rounded(4 * (n // BLOCK_4BIT)))
+        # subclass_4bit.py OptimState4bit: codes, scales, and a map of 16 values for each state.
+        return states * (rounded(n // 2) + rounded(4 * (n // BLOCK_4BIT)) + rounded(4 * 16))
     return states * rounded(n * DTYPE_BYTES[_state_dtype(rule, slot, forced)])
 
 
@@ -170,36 +185,70 @@ def step_temporary_bytes(
             groups[dtype] = groups.get(dtype, 0) + slot.count * rounded(slot.numel * DTYPE_BYTES[dtype])
         sizes = list(groups.values())
         highest = max([sizes[0], *(sizes[i] + sizes[i + 1] for i in range(len(sizes) - 1))])
-        return 2 * highest if two_lists else highest
+        return (2 if two_lists else rule.lists) * highest
+    if rule.step == "projected":
+        return projected.step_bytes(name, slots)
     if rule.step == "adafactor":
-        return _adafactor_temporaries(slots, moments=rule.states)
+        # GaLore's has the same copies of a target, whose update is back in its own space twice at the end.
+        renewed = [projected.decomposition_bytes(slot) for slot in slots if slot.rank]
+        return max([_adafactor_temporaries(slots), *renewed])
+    if rule.step == "came":
+        return _came_temporaries(slots)
     if rule.step == "single":
-        return max([2 * slot.bytes for slot in slots])
+        return max([2 * rounded(slot.numel * DTYPE_BYTES[_state_dtype(rule, slot, forced)]) for slot in slots])
     if rule.step == "muon":
-        # Newton-Schulz in bf16: the matrix, its update, X X^T and the polynomial of it.
-        return max(
-            [
-                4 * rounded(2 * slot.numel) + 2 * rounded(2 * min(slot.shape) ** 2) if len(slot.shape) == 2 else 0
-                for slot in slots
-            ]
-        )
+        return _muon_temporaries(slots)
     return 0
 
 
-def _adafactor_temporaries(slots: Sequence[Slot], moments: int) -> int:
+def _adafactor_temporaries(slots: Sequence[Slot]) -> int:
     """transformers' Adafactor.step: ``update = (grad**2) + eps``, a parameter at a time.
 
     The square and the sum are there, beside the parameter and the gradient in fp32 where they are half; the update of
     the parameter before keeps its name until then. Later the factors' inverse roots and their product take the place
-    of the square. CAME holds two more (the residual and its square).
+    of the square.
     """
     highest = 0
     for slot in slots:
         size = rounded(4 * slot.numel)
         copies = 2 if slot.dtype in ("fp16", "bf16") else 0
         factors = _factored(slot) if len(slot.shape) > 1 else 0
-        highest = max(highest, max(rounded(4 * slot.after), factors) + (2 + copies + 2 * moments) * size)
+        highest = max(highest, max(rounded(4 * slot.after), factors) + (2 + copies) * size)
     return highest
+
+
+def _came_temporaries(slots: Sequence[Slot]) -> int:
+    """came_pytorch CAME.step, a parameter at a time: the update, the square of its instability, and the update's
+    negative that is added, beside the gradient in fp32 where it is half.
+
+    ``res_approx`` of the matrix before keeps its name until then: the largest one's, for all but the first matrix.
+    """
+    matrices = [slot for slot in slots if len(slot.shape) > 1]
+    within = max([0, *[rounded(4 * slot.numel) for slot in matrices if not slot.table]])
+    highest = 0
+    for slot in slots:
+        size = rounded(4 * slot.numel)
+        alone = not matrices or (slot is matrices[0] and slot.count == 1)
+        copies = 1 if slot.grad_dtype in ("fp16", "bf16") else 0
+        factors = _factored(slot) if len(slot.shape) > 1 else 0
+        highest = max(highest, (3 + copies) * size + factors + (0 if alone else within))
+    return highest
+
+
+def _muon_temporaries(slots: Sequence[Slot]) -> int:
+    """Muon.step of LLaMA-Factory (third_party/muon/muon.py) and axolotl, a matrix at a time, then AdamW for the rest.
+
+    A matrix: the gradient with its momentum, and in bf16 the iterate, a multiple of it, the product and their sum with
+    two squares; the update of the matrix before. AdamW: the denominator and the quotient, beside the last matrix's
+    update.
+    """
+    inner = [slot for slot in slots if len(slot.shape) == 2 and not slot.table]
+    last = max([0, *[rounded(2 * slot.numel) for slot in inner]])
+    highest = 0
+    for slot in inner:
+        squares = 2 * rounded(2 * min(slot.shape) ** 2)
+        highest = max(highest, slot.grad_bytes + 4 * rounded(2 * slot.numel) + squares + last)
+    return max([highest, *[2 * slot.grad_bytes + last for slot in slots if slot not in inner]])
 
 
 def clip_temporary_bytes(slots: Sequence[Slot]) -> int:

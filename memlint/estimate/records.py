@@ -26,6 +26,8 @@ class Record:
     """Part of the model itself rather than of an adapter."""
     idle: bool = False
     """Takes no part in the step (a tower without images): no gradient, so no optimizer states."""
+    rank: int = 0
+    """Of the space in which GaLore or APOLLO steps it; 0: in its own."""
 
     def __init__(
         self,
@@ -38,6 +40,7 @@ class Record:
         blocks: tuple[int, ...],
         base: bool = True,
         idle: bool = False,
+        rank: int = 0,
     ) -> None:
         # Written out, since hundreds are made for an estimate.
         self.name = name
@@ -49,6 +52,7 @@ class Record:
         self.blocks = blocks
         self.base = base
         self.idle = idle
+        self.rank = rank
 
     @property
     def numel(self) -> int:
@@ -68,6 +72,10 @@ class Slot:
     """Still has the parameter's own dimensions (a flat partition has not)."""
     after: int = 0
     """Elements of what stands before it among the trained ones; of equal ones, the most."""
+    rank: int = 0
+    """See :class:`Record`."""
+    table: bool = False
+    """An embedding or the head, by the name that optimizers know them by."""
 
     @property
     def numel(self) -> int:
@@ -85,15 +93,24 @@ class Slot:
         return rounded(self.numel * DTYPE_BYTES[self.grad_dtype])
 
 
+_Key = tuple[tuple[int, ...], str, str, int, bool]
+
+
 def slots_of(records: Sequence[Record]) -> list[Slot]:
     """Trainable tensors of a model, equal ones together."""
-    counts: dict[tuple[tuple[int, ...], str, str], int] = {}
-    after: dict[tuple[tuple[int, ...], str, str], int] = {}
+    counts: dict[_Key, int] = {}
+    after: dict[_Key, int] = {}
     before = 0
     for record in records:
         if record.trainable and not record.idle:
-            key = record.shape, record.dtype, record.grad_dtype
+            table = "embed" in record.name or "lm_head" in record.name
+            key = record.shape, record.dtype, record.grad_dtype, record.rank, table
             counts[key] = counts.get(key, 0) + record.count
             after[key] = max(after.get(key, 0), before)
             before = record.numel
-    return [Slot(*key, count, after=after[key]) for key, count in counts.items()]
+    return [
+        Slot(
+            shape, dtype, grad_dtype, count, after=after[shape, dtype, grad_dtype, rank, table], rank=rank, table=table
+        )
+        for (shape, dtype, grad_dtype, rank, table), count in counts.items()
+    ]

@@ -11,7 +11,10 @@ if TYPE_CHECKING:
     from memlint.job import TrainingJob
 
 _FULL_STATES = frozenset(
-    {"adamw", "adamw-fused", "adamw-foreach", "paged-adamw", "adam", "lion", "muon", "rmsprop", "adagrad"}
+    {
+        *("adamw", "adamw-fused", "adamw-foreach", "adamw-bnb", "paged-adamw", "adam", "adamw-anyprecision"),
+        *("adamw-optimi", "stable-adamw", "grokadamw", "lion", "lion-bnb", "muon", "rmsprop", "rmsprop-bnb", "adagrad"),
+    }
 )
 """Optimizers with at least one state of the parameter's size and dtype."""
 

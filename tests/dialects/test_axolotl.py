@@ -328,6 +328,20 @@ class TestStep:
     def test_optimizers_by_hugging_face_and_own_names(self, name, native):
         assert training(f"optimizer: {name}").optimizer == native
 
+    @pytest.mark.parametrize(
+        ("text", "rank", "targets"),
+        [
+            ("optim_args: {rank: 64}\noptim_target_modules: [self_attn, mlp]", 64, ("self_attn", "mlp")),
+            ("optim_args: rank=64,scale=0.25\noptim_target_modules: all_linear", 64, ("all-linear",)),
+            ("optim_target_modules: ['.*.attn.*', '.*\\.mlp\\..*']", None, ("attn", "mlp")),
+            ("optim_args: {rank: true}", None, ()),
+            ("optim_args: {rank: -4}\noptim_target_modules: 7", None, ()),
+        ],
+    )
+    def test_what_galore_projects(self, text, rank, targets):
+        found = training(f"optimizer: galore_adamw\n{text}")
+        assert (found.optimizer_rank, found.optimizer_targets) == (rank, targets)
+
     def test_the_default_optimizer_is_fused(self):
         assert training().optimizer == "adamw-fused"
 

@@ -267,6 +267,20 @@ class TestStep:
     def test_own_optimizers_come_before_optim(self, text, native):
         assert training(FULL + text).optimizer == native
 
+    @pytest.mark.parametrize(
+        ("text", "rank", "targets"),
+        [
+            ("use_galore: true", 16, ()),
+            ("use_galore: true\ngalore_rank: 64\ngalore_target: mlp,self_attn", 64, ("mlp", "self_attn")),
+            ("use_apollo: true\noptim: adamw_torch\napollo_rank: 1\napollo_target: all", 1, ()),
+            ("optim: galore_adamw\noptim_target_modules: [mlp]\noptim_args: rank=8", 8, ("mlp",)),
+            ("optim: adamw_torch\noptim_args: rank=8", None, ()),
+        ],
+    )
+    def test_what_galore_and_apollo_project(self, text, rank, targets):
+        found = training(FULL + text)
+        assert (found.optimizer_rank, found.optimizer_targets) == (rank, targets)
+
     def test_galore_is_refused_with_lora_and_with_deepspeed(self):
         assert [key for key, _ in problems(LORA + "use_galore: true", "MEM003")] == ["use_galore"]
         zero = FULL + "use_galore: true\ndeepspeed: examples/deepspeed/ds_z2_config.json"

@@ -20,7 +20,7 @@ BITSANDBYTES = {
     "paged-adamw-8bit": "PagedAdamW8bit",
     "adamw-bnb": "AdamW32bit",
     "paged-adamw": "PagedAdamW32bit",
-    "lion": "Lion32bit",
+    "lion-bnb": "Lion32bit",
     "lion-8bit": "Lion8bit",
 }
 """Native name -> class of bitsandbytes.optim."""
