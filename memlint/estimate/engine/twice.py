@@ -279,7 +279,8 @@ def run_for_both(tape: Tape, run: Callable[..., Tensor], inputs: tuple[Tensor, .
 
 def is_plain(node: Node, second: Second) -> bool:
     """Whether a node holds no tensors but those that :meth:`Second.save` gave it."""
-    backward, counted = node.backward, hasattr(node, "unwind")
+    backward = node.backward
+    counted = backward is None and hasattr(node, "unwind")
     if not counted and (type(backward) is not FunctionType or backward.__closure__ is not None):
         return False
     for tensor in node.saved:
