@@ -560,7 +560,7 @@ PEAKS: dict[str, dict[str, int]] = {
     "smolvlm": {"bf16": 308559360, "autocast": 454704128, "checkpointing": 174555648, "lora": 389617152},
     "internvl": {"bf16": 309487104, "autocast": 450436096, "checkpointing": 172217856, "lora": 387495424},
     "mistral3": {"bf16": 329801728, "autocast": 480635904, "checkpointing": 176943104, "lora": 410361856},
-    "llama4": {"bf16": 412831232, "autocast": 609270272, "checkpointing": 191222272},
+    "llama4": {"bf16": 412831232, "autocast": 609270272, "checkpointing": 191222272, "reentrant": 189821440},
     "llava_pixtral": {"bf16": 329206272, "autocast": 478726144, "checkpointing": 176352768, "lora": 410315264},
     "lfm2_vl": {"bf16": 414705152, "autocast": 566178816, "checkpointing": 184440320, "lora": 541828608},
     "qwen2_audio": {"bf16": 244699136, "autocast": 419096576, "checkpointing": 131140608, "lora": 318552576},

@@ -80,14 +80,20 @@ class Tower:
         self.values, self.count = self.channels * self.patch**2, (self.image // self.patch) ** 2
         self.ratio, self.drop = float(a.get("pixel_shuffle_ratio", 0.5)), float(a.get("projector_dropout", 0.0))
         text: Any = whole.config["text_config"]
+        self.cut = env.checkpointing.mode != "none" and env.checkpointing.reentrant
+        """Its layers get the states by keyword (Llama4VisionEncoder.forward), where CheckpointFunction finds no tensor
+        that asks for a gradient: neither they nor what is before them trains."""
+        idle, b.idle = b.idle, b.idle or self.cut
         self.patches = b.linear(f"{name}.patch_embedding.linear", self.values, h)
         self.token = b.parameter(f"{name}.class_embedding", h)
         self.positions = b.parameter(f"{name}.positional_embedding_vlm", self.count + 1, h)
         self.angles = (self.count + 1, 1, h // self.heads // 2)
         b.buffer((self.count + 1) * (h // self.heads // 2) * 8)
-        self.norm, self.last = LayerNorm(b, f"{name}.layernorm_pre", h), LayerNorm(b, f"{name}.layernorm_post", h)
+        self.norm = LayerNorm(b, f"{name}.layernorm_pre", h)
         make = lambda build, _, i: Layer(a, build, f"{name}.model.layers.{i}", env)  # noqa: E731
         self.layers = Stack(b, ["layer"] * a.num_hidden_layers, make)
+        b.idle = idle
+        self.last = LayerNorm(b, f"{name}.layernorm_post", h)
         inner, out = int(a.get("projector_input_dim")), int(a.get("projector_output_dim"))
         at = f"{name}.vision_adapter.mlp"
         self.first = b.linear(f"{at}.fc1", int(a.get("intermediate_size")), inner)
@@ -128,11 +134,14 @@ class Tower:
     ) -> tuple[Tensor, list[Tensor], list[Any]]:
         """Image tokens, none for later layers, and what the outputs hold."""
         env, rows = self.env, pixels.shape[0]
+        asked = f.grad_enabled
+        f.grad_enabled = asked and not self.cut
         x = self.embedded(f, pixels)
         x = self.norm(f, x)
         env.state["vision rope"] = Tensor(self.angles, "complex64", None)
         x = self.layers(f, env, x)
         env.release()
+        f.grad_enabled = asked
         x = self.last(f, x)
         features = self.adapted(f, slice_of(f, x, (rows, self.count, self.width)))
         del x
