@@ -49,7 +49,7 @@ class Rule:
     """foreach: lists of the parameters' size that live at once."""
     step: str = "fused"
     """foreach (lists of the parameters' size), single (two copies of the largest), adafactor, came, muon, projected
-    (see optimizer_projected.py), fused (none)."""
+    (see optimizer_projected.py), lomo, adalomo, fused (none)."""
 
 
 _ADAMW = Rule(step="foreach")
@@ -88,8 +88,8 @@ RULES: dict[str, Rule] = {
     "sgd-momentum": Rule(states=1),
     "sgd-8bit": Rule(states=1, bits=8),
     "signum": Rule(states=1),
-    "lomo": Rule(states=0),
-    "adalomo": Rule(states=0, factored=True),
+    "lomo": Rule(states=0, step="lomo"),
+    "adalomo": Rule(states=0, factored=True, step="adalomo"),
     "adafactor": Rule(states=0, factored=True, step="adafactor"),
     "came": Rule(step="came"),
     "muon": Rule(matrix_states=1, step="muon"),
@@ -198,6 +198,8 @@ def step_temporary_bytes(
         return max([2 * rounded(slot.numel * DTYPE_BYTES[_state_dtype(rule, slot, forced)]) for slot in slots])
     if rule.step == "muon":
         return _muon_temporaries(slots)
+    if rule.step in ("lomo", "adalomo"):
+        return max([_lomo_temporaries(slot, 3 if rule.step == "adalomo" else 2) for slot in slots])
     return 0
 
 
@@ -233,6 +235,16 @@ def _came_temporaries(slots: Sequence[Slot]) -> int:
         factors = _factored(slot) if len(slot.shape) > 1 else 0
         highest = max(highest, (3 + copies) * size + factors + (0 if alone else within))
     return highest
+
+
+def _lomo_temporaries(slot: Slot, copies: int) -> int:
+    """lomo_optim 0.1.1 fuse_update: gradient and parameter in fp32 (lomo.py), or gradient, its square and the update
+    (adalomo.py); of fp32 the first, and LOMO's parameter too, are no copies. A half gradient has gone by then.
+    """
+    size = rounded(4 * slot.numel)
+    if slot.grad_dtype == "fp32":
+        return (copies - 1) * size if copies > 2 else 0
+    return copies * size - slot.grad_bytes
 
 
 def _muon_temporaries(slots: Sequence[Slot]) -> int:

@@ -6,7 +6,7 @@ runs with gradients alive.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Callable
 
 from memlint.estimate.build import Build
 from memlint.estimate.engine.change import Peak
@@ -19,7 +19,7 @@ from memlint.estimate.engine.pool import (
     TEMPORARIES,
     rounded,
 )
-from memlint.estimate.engine.tape import Leaf, Tape, Tensor
+from memlint.estimate.engine.tape import Leaf, Shape, Tape, Tensor
 from memlint.estimate.env import Env
 from memlint.estimate.families import registry
 from memlint.estimate.objectives import without_dropout
@@ -149,8 +149,9 @@ class Prepared:
             for leaf in build.all_leaves():
                 leaf.grad = True
         elif training.optimizer_in_backward:
+            at_once = self._steps_at_once()
             for leaf in build.all_leaves():
-                leaf.sink = _step_at_once
+                leaf.sink = at_once
         batch = model.batch(tape)
         static_live = pool.live
 
@@ -197,18 +198,26 @@ class Prepared:
         """What the optimizer's step needs beside states and gradients."""
         training, sharding, slots = self.job.training, self.build.sharding, self.slots
         forced, old = training.precision.optimizer, before(self.job, "torch", 2, 1)
-        if sharding.host_states:
+        if sharding.host_states or training.optimizer_in_backward:
             return 0
-        if training.optimizer_in_backward:
-            # One optimizer for each parameter: its step makes temporaries of that parameter alone.
-            alone = [replace(slot, count=1) for slot in slots]
-            return max([0, *[step_temporary_bytes(training.optimizer, [s], forced, two_lists=old) for s in alone]])
         updated = slots if sharding.zero is None else sharding.zero.updated(slots)
         return step_temporary_bytes(training.optimizer, updated, forced, two_lists=old)
 
+    def _steps_at_once(self) -> Callable[[Tape, Leaf, Tensor], None]:
+        """Optimizer in backward: a gradient is used and freed as soon as it is there, by an optimizer for each
+        parameter, whose step makes temporaries of that parameter alone.
+        """
+        training, old = self.job.training, before(self.job, "torch", 2, 1)
+        name, forced = training.optimizer, training.precision.optimizer
+        sizes: dict[Shape, int] = {}
+        for slot in self.trained:
+            size = step_temporary_bytes(name, [replace(slot, count=1)], forced, two_lists=old)
+            sizes[slot.shape] = max(size, sizes.get(slot.shape, 0))
 
-def _step_at_once(tape: Tape, leaf: Leaf, grad: Tensor) -> None:
-    """Optimizer in backward: the gradient is used and freed as soon as it is there."""
+        def step(tape: Tape, leaf: Leaf, grad: Tensor) -> None:
+            tape.pool.touch(sizes.get(leaf.shape, 0), TEMPORARIES)
+
+        return step
 
 
 def run_step(

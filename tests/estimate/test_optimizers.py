@@ -123,6 +123,25 @@ def test_rounding_errors_of_16_bit_weights_are_kept_by_optimi() -> None:
     assert state_bytes("adamw-optimi", [matrix(rank=0, dtype="fp32")]) == 2 * 2 * slot.bytes + 512
 
 
+def test_lomo_steps_in_fp32_copies_and_not_where_weights_are_fp32() -> None:
+    slot, full = matrix(rank=0), matrix(rank=0, dtype="fp32", grad_dtype="fp32")
+    assert step_temporary_bytes("lomo", [slot]) == 2 * full.bytes - slot.bytes
+    assert step_temporary_bytes("adalomo", [slot]) == 3 * full.bytes - slot.bytes
+    assert step_temporary_bytes("lomo", [full]) == 0
+    assert step_temporary_bytes("adalomo", [full]) == 2 * full.bytes
+
+
+def test_a_step_inside_backward_takes_its_temporaries_there() -> None:
+    def phases(optimizer: str) -> dict[str, int]:
+        changes = {**HALF, "training.optimizer_in_backward": True, "training.max_grad_norm": None}
+        found = simulate(job({**changes, "training.optimizer": optimizer, "training.sequence_length": 16}))
+        return {phase.phase: phase.peak_bytes for phase in found.timeline}
+
+    stepping, plain = phases("lomo"), phases("sgd")
+    assert stepping["backward"] > plain["backward"] + 4096 * 256
+    assert stepping["optimizer"] == plain["optimizer"]
+
+
 @pytest.mark.parametrize("optimizer", ["lion-bnb", "rmsprop-bnb"])
 def test_32_bit_optimizers_of_bitsandbytes_hold_fp32_and_step_in_place(optimizer: str) -> None:
     slot = matrix(rank=0)
