@@ -255,6 +255,11 @@ def test_image_models_peak_where_the_real_code_does(kind: str, objective: str, s
     assert peak(step) == pytest.approx(traced, rel=0.007)
 
 
+def test_an_adapted_patch_embedding_is_hooked_inside_its_adapter() -> None:
+    changes = {**SETUPS["lora"], **SETUPS["checkpointing"]}
+    assert peak(run_step(job("lfm2_vl", changes), (8, 0))) == pytest.approx(192419328, rel=0.0005)
+
+
 EVERY_SECOND = Checkpointing(mode="full", every=2)
 
 

@@ -9,21 +9,35 @@ from __future__ import annotations
 from math import ceil, floor, isqrt, sqrt
 from typing import Any
 
+from memlint.estimate.adapters import LoraLinear
 from memlint.estimate.build import Build
 from memlint.estimate.engine.pool import INPUTS
 from memlint.estimate.engine.tape import Tape, Tensor
 from memlint.estimate.env import Env
 from memlint.estimate.errors import Unsupported
-from memlint.estimate.families.pieces import LayerNorm
+from memlint.estimate.families.pieces import LayerNorm, hooked
 from memlint.estimate.families.pooling_head import PoolingHead
 from memlint.estimate.families.vision_tower import Kind, Layer, Unreached, side_of
 from memlint.estimate.ops.activations import activate
 from memlint.estimate.ops.basic import add, cast, copy, mul
 from memlint.estimate.ops.gather import divide, index_rows
-from memlint.estimate.ops.images import requiring_grad, stacked, sum_middle
+from memlint.estimate.ops.images import stacked, sum_middle
 from memlint.estimate.ops.linear import matmul
 from memlint.estimate.stack import Stack
 from memlint.models.architecture import Architecture
+
+
+class Hooked:
+    """A linear layer under an adapter, hooked (enable_input_require_grads) before PEFT put the adapter around it."""
+
+    __slots__ = ("base", "bias", "env", "weight")
+
+    def __init__(self, base: Any, env: Env) -> None:
+        self.base, self.env, self.weight, self.bias = base, env, base.weight, base.bias
+
+    def __call__(self, f: Tape, x: Tensor) -> Tensor:
+        """x [..., in] -> [..., out], which asks for gradients under checkpointing."""
+        return hooked(f, self.env, self.base(f, x))
 
 
 class Tower:
@@ -37,6 +51,8 @@ class Tower:
         """Rows of the table of positions, those of a square."""
         at = f"{name}.embeddings"
         self.project: Any = b.linear(f"{at}.patch_embedding", self.values, h, True)
+        if isinstance(self.project, LoraLinear):
+            self.project.base = Hooked(self.project.base, env)
         self.positions = b.parameter(f"{at}.position_embedding.weight", self.grid, h)
         kind = Kind()
         make = lambda build, _, i: Layer(a, build, f"{name}.encoder.layers.{i}", kind, env)  # noqa: E731
@@ -65,8 +81,7 @@ class Tower:
         """See the class."""
         env = self.env
         x = self.project(f, cast(f, pixels, self.positions.dtype))
-        if env.checkpointing.mode != "none":
-            x = requiring_grad(f, x)
+        x = hooked(f, env, x)
         x = add(f, x, self.placed(f, pixels.shape[0], pixels.shape[1]))
         env.state["tower mask"] = (self.masked(f, x, filled), False)
         x = self.layers(f, env, x)
