@@ -41,6 +41,8 @@ class Rule:
     """Second moments of matrices as a row and a column vector in fp32."""
     matrix_states: int | None = None
     """State tensors of a matrix within a layer where it differs (Muon)."""
+    flash: bool = False
+    """flashoptim 0.1.4: states of 8 bits with an fp16 scale for 32 values, 8 bits of error for a half parameter."""
     kahan: bool = False
     """Parameters in 16 bits keep the rounding error of their updates in a tensor more (Kahan summation)."""
     scalars: int = 0
@@ -59,6 +61,10 @@ RULES: dict[str, Rule] = {
     "adam": _ADAMW,
     "adamw-anyprecision": Rule(fp32=True, step="single"),
     "adamw-optimi": Rule(kahan=True),
+    "adamw-fp8": Rule(bits=8),
+    "flash-adamw": Rule(flash=True),
+    "adamax": _ADAMW,
+    "adopt": _ADAMW,
     "grokadamw": Rule(states=3, step="single"),
     "stable-adamw": Rule(kahan=True, scalars=2),
     "schedule-free-adamw": _ADAMW,
@@ -136,6 +142,9 @@ def _slot_state(name: str, rule: Rule, slot: Slot, forced: str | None) -> int:
         # came_pytorch CAME.py: exp_avg and the factors are fp32, as the gradient is cast; a matrix has those twice.
         return scalars + rounded(4) + rounded(4 * slot.numel) + (2 if is_matrix else 1) * _factored(slot)
     states = rule.matrix_states if rule.matrix_states is not None and is_matrix and not slot.table else rule.states
+    if rule.flash:
+        error = rounded(slot.numel) if slot.dtype in ("fp16", "bf16") else 0
+        return scalars + states * (rounded(slot.numel) + rounded(2 * -(-slot.numel // 32))) + error
     if rule.kahan:
         # optimi stableadamw.py, adam.py _init_state: kahan_comp like the parameter, or one byte for its Triton kernel.
         half = slot.dtype in ("fp16", "bf16")

@@ -69,7 +69,7 @@ def test_temporaries_of_a_step_are_those_of_the_real_optimizer(point: dict[str, 
 def test_every_optimizer_of_the_job_file_has_a_rule_that_was_meant() -> None:
     like_adamw = {name for name in OPTIMIZERS if rule_of(name) is rule_of("adamw")}
     assert like_adamw == {
-        *("adam", "adamax", "adamw", "adamw-foreach", "adamw-fp8", "adopt", "flash-adamw", "nadam", "radam"),
+        *("adam", "adamax", "adamw", "adamw-foreach", "adopt", "nadam", "radam"),
         *("schedule-free-adamw", "schedule-free-radam"),
     }
 
@@ -115,6 +115,12 @@ def test_named_targets_alone_are_projected() -> None:
 
     assert states("all-linear") < states() < states("mlp") < states("no_such_layer")
     assert states("no_such_layer") == simulate(job({**HALF, "training.optimizer": "adamw"})).static["optimizer_states"]
+
+
+def test_flash_adamw_keeps_8_bits_of_each_moment_and_of_the_rounding_error() -> None:
+    n = matrix().numel
+    assert state_bytes("flash-adamw", [matrix(rank=0)]) == 2 * (n + 2 * n // 32) + n
+    assert state_bytes("flash-adamw", [matrix(rank=0, dtype="fp32")]) == 2 * (n + 2 * n // 32)
 
 
 def test_rounding_errors_of_16_bit_weights_are_kept_by_optimi() -> None:
