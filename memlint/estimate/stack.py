@@ -252,7 +252,8 @@ def _settle(shared: Any) -> None:
             _settle(value)
     elif isinstance(shared, (tuple, list)):
         for value in shared:
-            _settle(value)
+            if type(value) is not int:  # an image's windows are hundreds
+                _settle(value)
 
 
 class _Call:

@@ -205,7 +205,8 @@ class Model:
         self.embed_norm = LayerNorm(b, f"{name}.LayerNorm", h)
         self.dropout = float(a.get("hidden_dropout_prob", 0.0))
         b.buffer(longest * 8)
-        kinds = ["first", *["rest"] * (a.num_hidden_layers - 2), "last"][: a.num_hidden_layers]
+        first = "first" if int(a.get("conv_kernel_size", 0)) > 0 else "rest"
+        kinds = [first, *["rest"] * (a.num_hidden_layers - 2), "last"][: a.num_hidden_layers]
         self.layers = Stack(b, kinds, lambda build, kind, i: Layer(a, build, kind, i, env))
         self.table = self.table_norm = None
         if a.get("relative_attention", False):

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from memlint.estimate.adapters import keeps_input
 from memlint.estimate.build import Build, Linear
+from memlint.estimate.conditions import numbered
 from memlint.estimate.engine.pool import LOGITS, TEMPORARIES, rounded
 from memlint.estimate.engine.shared import make_own, shared
 from memlint.estimate.engine.tape import Leaf, Tape, Tensor
@@ -15,7 +17,7 @@ from memlint.estimate.env import Batch, Env
 from memlint.estimate.families.bias import BUCKET_SCRATCH, anchored
 from memlint.estimate.families.pieces import hooked
 from memlint.estimate.families.t5_handed import Handed, run_handing
-from memlint.estimate.families.t5_layers import Attention, FeedForward, t5_norm
+from memlint.estimate.families.t5_layers import Attention, FeedForward, Norm
 from memlint.estimate.ops.activations import clamped
 from memlint.estimate.ops.basic import add, dropout, scale
 from memlint.estimate.ops.linear import Weight, embedding
@@ -47,19 +49,19 @@ class Block:
             self.table = b.parameter(
                 f"{name}.0.SelfAttention.relative_attention_bias.weight", rows, self.attention.heads
             )
-        self.norm = b.parameter(f"{name}.0.layer_norm.weight", a.hidden_size)
+        self.norm = Norm(b, f"{name}.0.layer_norm", a.hidden_size)
         self.cross: Attention | None = None
         if self.decoder:
             self.cross = Attention(a, b, f"{name}.1.EncDecAttention")
-            self.cross_norm = b.parameter(f"{name}.1.layer_norm.weight", a.hidden_size)
+            self.cross_norm = Norm(b, f"{name}.1.layer_norm", a.hidden_size)
         self.feed_forward = FeedForward(a, b, f"{name}.{2 if self.decoder else 1}")
 
     def sublayer(
-        self, f: Tape, x: Tensor, attention: Attention, norm: Weight, source: Tensor | None, names: tuple[str, str]
+        self, f: Tape, x: Tensor, attention: Attention, norm: Norm, source: Tensor | None, names: tuple[str, str]
     ) -> tuple[Tensor, Tensor | None]:
         """T5LayerSelfAttention and T5LayerCrossAttention."""
         state = self.env.state
-        normed = t5_norm(f, x, norm)
+        normed = norm(f, x)
         bias, mask = state[names[0]], state[names[1]]
         causal = self.decoder and source is None
         out, weights = attention(f, self.env, normed, normed if source is None else source, bias, mask, causal=causal)
@@ -104,6 +106,25 @@ class Block:
         return x
 
 
+def first_apart(b: Build, env: Env) -> bool:
+    """Whether a stack's first block must be run by itself: it is recomputed, sharded or frozen in its own way."""
+    job, sharding = b.job, b.sharding
+    own = job.training.trainable_layers is not None or numbered(job) or keeps_input(job) or b.run_all_layers
+    return env.checkpointed(0) or sharding.kind not in ("none", "ddp") or own
+
+
+def table_of(a: Architecture, b: Build, root: str, heads: int) -> Weight:
+    """The first block's table of biases, recorded where the block has it: behind its self-attention."""
+    mark, name = len(b.records), f"{root}.block.0.layer.0"
+    rows = int(a.get("relative_attention_num_buckets", 32))
+    table = b.parameter(f"{name}.SelfAttention.relative_attention_bias.weight", rows, heads)
+    made = b.records[mark:]
+    del b.records[mark:]
+    place = [record.name for record in b.records].index(f"{name}.layer_norm.weight")
+    b.records[place:place] = made
+    return table
+
+
 class StackOfBlocks:
     """T5Stack: embedded ids -> hidden states."""
 
@@ -116,7 +137,9 @@ class StackOfBlocks:
         self.dropout = float(a.get("dropout_rate", 0.0))
         # The last block's backward is called with zeros for the biases, where blocks hand them on.
         last = "last" if Handed.among(env) or b.sharding.zero is not None else "rest"
-        kinds = ["first", *["rest"] * (layers - 2), last][:layers]
+        # Whoever owns the table, the first block is one of the rest where it does not make the biases again.
+        own = first_apart(b, env)
+        kinds = ["first" if own else "rest", *["rest"] * (layers - 2), last][:layers]
         self.blocks: list[Block] = []
 
         def make(build: Build, kind: str, index: int) -> Block:
@@ -125,12 +148,13 @@ class StackOfBlocks:
             return block
 
         self.layers = Stack(b, kinds, make)
-        self.norm = b.parameter(f"{root}.final_layer_norm.weight", a.hidden_size)
+        first = self.blocks[0]
+        self.table = first.table if own else table_of(a, b, root, first.attention.heads)
+        self.norm = Norm(b, f"{root}.final_layer_norm", a.hidden_size)
 
     def bias(self, f: Tape, length: int) -> Tensor:
         """compute_bias of the first block: [1, h, T, T], kept by all layers, its buckets by the embedding."""
-        first = self.blocks[0]
-        table = first.table
+        first, table = self.blocks[0], self.table
         assert table is not None
 
         def make() -> Tensor:
@@ -183,7 +207,7 @@ class StackOfBlocks:
 
     def end(self, f: Tape, x: Tensor) -> Tensor:
         """The last norm; what the blocks share goes with the forward's return."""
-        x = t5_norm(f, x, self.norm)
+        x = self.norm(f, x)
         x = dropout(f, x, self.dropout)
         self.env.release()
         return x

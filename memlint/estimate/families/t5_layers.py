@@ -5,27 +5,52 @@ Source: transformers 5.24 models/t5/modeling_t5.py (models/mt5 is the same).
 
 from __future__ import annotations
 
-from typing import Callable
+from typing import Any, Callable, Hashable
 
+from memlint.estimate.adapters import QuantizedLora
 from memlint.estimate.build import Build, Linear
 from memlint.estimate.engine.tape import Tape, Tensor
+from memlint.estimate.engine.whole import Part, describe, whole
 from memlint.estimate.env import Env
 from memlint.estimate.families.bias import biased_attention, eager_biased
 from memlint.estimate.families.pieces import heads_of
+from memlint.estimate.families.products import Product
 from memlint.estimate.ops.activations import activate
 from memlint.estimate.ops.basic import add, cast, copy, dropout, mean_last, mul, rsqrt, shift, square
-from memlint.estimate.ops.linear import Weight
 from memlint.estimate.ops.views import where
 from memlint.models.architecture import Architecture
 
 
-def t5_norm(f: Tape, x: Tensor, weight: Weight) -> Tensor:
+def counted(module: Any) -> Any:
+    """A linear layer, counted as a whole where it does much: measuring a plain one takes longer than running it."""
+    return Product(module) if isinstance(module, QuantizedLora) else module
+
+
+class Norm:
     """T5LayerNorm: the variance in fp32, the product in the promoted dtype, cast to the weight's when that is half."""
-    variance = mean_last(f, square(f, cast(f, x, "fp32")))
-    x = mul(f, x, rsqrt(f, shift(f, variance)))
-    if weight.dtype in ("fp16", "bf16"):
-        x = cast(f, x, weight.dtype)
-    return mul(f, weight, x)
+
+    __slots__ = ("part", "weight")
+
+    def __init__(self, b: Build, name: str, width: int) -> None:
+        self.weight = b.parameter(f"{name}.weight", width)
+        self.part = Part("t5 norm", self) if b.adapter and b.training.quantization is not None else None
+
+    def describe(self, weights: list[Any]) -> Hashable:
+        """See :class:`memlint.estimate.engine.whole.Layer`."""
+        return describe(self.weight, weights)
+
+    def __call__(self, f: Tape, x: Tensor) -> Tensor:
+        """x [..., H] -> the same shape."""
+        return self.normed(f, x) if self.part is None else whole(f, self.part, self.normed, x)
+
+    def normed(self, f: Tape, x: Tensor) -> Tensor:
+        """T5LayerNorm.forward."""
+        weight = self.weight
+        variance = mean_last(f, square(f, cast(f, x, "fp32")))
+        x = mul(f, x, rsqrt(f, shift(f, variance)))
+        if weight.dtype in ("fp16", "bf16"):
+            x = cast(f, x, weight.dtype)
+        return mul(f, weight, x)
 
 
 class Attention:
@@ -35,8 +60,8 @@ class Attention:
         h = a.hidden_size
         self.heads, self.width = int(a.get("num_heads") or a.get("num_attention_heads")), int(a.get("d_kv"))
         inner = self.heads * self.width
-        self.q, self.k, self.v = (b.linear(f"{name}.{n}", h, inner) for n in "qkv")
-        self.o = b.linear(f"{name}.o", inner, h)
+        self.q, self.k, self.v = (counted(b.linear(f"{name}.{n}", h, inner)) for n in "qkv")
+        self.o = counted(b.linear(f"{name}.o", inner, h))
         self.dropout = float(a.get("dropout_rate", 0.0))
 
     def __call__(
@@ -89,9 +114,9 @@ class FeedForward:
         self.act = "gelu_new" if kind == "gated-gelu" else act
         root = f"{name}.DenseReluDense"
         names = ("wi_0", "wi_1") if self.gated else ("wi",)
-        self.ups = [b.linear(f"{root}.{n}", h, width) for n in names]
+        self.ups = [counted(b.linear(f"{root}.{n}", h, width)) for n in names]
         self.down = b.linear(f"{root}.wo", width, h)
-        self.norm = b.parameter(f"{name}.layer_norm.weight", h)
+        self.norm = Norm(b, f"{name}.layer_norm", h)
         self.dropout = float(a.get("dropout_rate", 0.0))
 
     def dense(self, f: Tape, x: Tensor) -> Tensor:
@@ -113,6 +138,6 @@ class FeedForward:
 
     def __call__(self, f: Tape, x: Tensor) -> Tensor:
         """x [B, T, H] -> [B, T, H]."""
-        forwarded = t5_norm(f, x, self.norm)
+        forwarded = self.norm(f, x)
         forwarded = self.dense(f, forwarded)
         return add(f, x, dropout(f, forwarded, self.dropout))

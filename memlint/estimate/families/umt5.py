@@ -13,7 +13,7 @@ from memlint.estimate.engine.tape import Tape, Tensor
 from memlint.estimate.env import Env
 from memlint.estimate.families.bias import BUCKET_SCRATCH
 from memlint.estimate.families.t5 import Model as T5Model
-from memlint.estimate.families.t5_layers import Attention, FeedForward, t5_norm
+from memlint.estimate.families.t5_layers import Attention, FeedForward, Norm
 from memlint.estimate.ops.activations import clamped
 from memlint.estimate.ops.basic import add, dropout
 from memlint.estimate.ops.linear import Weight, embedding
@@ -33,11 +33,11 @@ class Block:
         self.table: Weight = b.parameter(
             f"{name}.0.SelfAttention.relative_attention_bias.weight", rows, self.attention.heads
         )
-        self.norm = b.parameter(f"{name}.0.layer_norm.weight", h)
+        self.norm = Norm(b, f"{name}.0.layer_norm", h)
         self.cross: Attention | None = None
         if self.decoder:
             self.cross = Attention(a, b, f"{name}.1.EncDecAttention")
-            self.cross_norm = b.parameter(f"{name}.1.layer_norm.weight", h)
+            self.cross_norm = Norm(b, f"{name}.1.layer_norm", h)
         self.feed_forward = FeedForward(a, b, f"{name}.{2 if self.decoder else 1}")
 
     def bias(self, f: Tape, length: int) -> Tensor:
@@ -49,7 +49,7 @@ class Block:
 
     def attend(self, f: Tape, x: Tensor) -> tuple[Tensor, Tensor | None]:
         """UMT5LayerSelfAttention."""
-        normed = t5_norm(f, x, self.norm)
+        normed = self.norm(f, x)
         mask = self.env.state["mask"]
         make = lambda q: self.bias(f, x.shape[1])  # noqa: E731
         out, weights = self.attention(f, self.env, normed, normed, make, mask, causal=self.decoder)
@@ -58,7 +58,7 @@ class Block:
     def look(self, f: Tape, x: Tensor, source: Tensor) -> tuple[Tensor, Tensor | None]:
         """UMT5LayerCrossAttention: zeros in place of a bias."""
         assert self.cross is not None
-        normed = t5_norm(f, x, self.cross_norm)
+        normed = self.cross_norm(f, x)
         mask = self.env.state["cross mask"]
         make = lambda q: f.new((1, q.shape[1], x.shape[1], source.shape[1]), q.dtype)  # noqa: E731
         out, weights = self.cross(f, self.env, normed, source, make, mask, causal=False)
@@ -81,7 +81,7 @@ class StackOfBlocks:
         self.env, self.dropout = env, float(a.get("dropout_rate", 0.0))
         kinds = ["layer"] * (layers - 1) + ["layer" if b.sharding.zero is None else "last"]
         self.layers = Stack(b, kinds, lambda build, _, index: Block(a, build, index, env, root))
-        self.norm = b.parameter(f"{root}.final_layer_norm.weight", a.hidden_size)
+        self.norm = Norm(b, f"{root}.final_layer_norm", a.hidden_size)
 
     def __call__(
         self, f: Tape, embeds: Tensor, mask: Tensor | None, source: Tensor | None, padded: Tensor | None
@@ -91,7 +91,7 @@ class StackOfBlocks:
         x = dropout(f, embeds, self.dropout)
         env.state["mask"], env.state["cross mask"] = mask, padded
         x = self.layers(f, env, x, *(() if source is None else (shared(f, source),)))
-        x = t5_norm(f, x, self.norm)
+        x = self.norm(f, x)
         x = dropout(f, x, self.dropout)
         env.release()
         return x
