@@ -163,6 +163,12 @@ class Training:
     """PPO: completions generated and scored at a time; None: micro_batch_size."""
     mini_batches: int = 1
     """PPO: parts into which the gathered completions are divided (TRL's num_mini_batches)."""
+    columns: int = 2
+    """contrastive: texts of a row that are embedded (2: a pair, 3: with a hard negative)."""
+    pooling: str = "mean"
+    """contrastive: what of a text's token embeddings makes its embedding (mean, cls, last-token)."""
+    embedding_mini_batch: int | None = None
+    """contrastive: rows embedded at a time with gradients cached (GradCache); None: all rows of a column at once."""
     vllm_memory_share: float = 0.0
     """Share of the GPU that a colocated vLLM engine takes."""
     images: int = 0

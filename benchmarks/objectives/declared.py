@@ -118,3 +118,14 @@ def trainer_class(module: str, name: str) -> Any:
     """A trainer of TRL, imported as on a machine with CUDA. Raises ImportError where TRL is not installed."""
     with _triton():
         return getattr(importlib.import_module(f"trl.{module}"), name)
+
+
+def prepare(model: Any, autocast: torch.dtype | None) -> None:
+    """What accelerate 1.15's Accelerator.prepare_model does to a model under mixed precision."""
+    if autocast is None:
+        return
+    from accelerate.utils import convert_outputs_to_fp32
+
+    inner = torch.autocast("cuda", autocast)(model.forward.__func__)
+    model.forward = types.MethodType(inner, model)
+    model.forward = types.MethodType(convert_outputs_to_fp32(model.forward.__func__), model)

@@ -203,7 +203,7 @@ def _kept(args: Any, state: Any, control: Any) -> Any:
 def _prepare(model: Any, autocast: torch.dtype | None) -> None:
     if autocast is None:
         return
-    from benchmarks.objectives.run import prepare
+    from benchmarks.objectives.declared import prepare
 
     prepare(model, autocast)
 

@@ -21,9 +21,9 @@ import numpy as np
 import torch
 from torch._subclasses import FakeTensorMode
 
+from benchmarks.objectives.declared import prepare
 from benchmarks.objectives.llamafactory import WithValueHead, functions_of
 from benchmarks.objectives.ppo import PAD, UPDATES, GeneratingMode, PPOSetup, PPOTrace, counting_lengths, kept_cache
-from benchmarks.objectives.run import prepare
 from memlint.measure.trace.adapters import add_lora, checkpoint_layers
 from memlint.measure.trace.build import DTYPES, make_config
 from memlint.measure.trace.cuda_choices import cuda_choices

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import importlib
 from collections.abc import Iterator, Mapping
-from types import MethodType
 from typing import Any
 from unittest import mock
 
@@ -13,7 +12,7 @@ import torch
 from torch._subclasses import FakeTensorMode
 
 from benchmarks.objectives import llamafactory
-from benchmarks.objectives.declared import DeclaringMode, trainer_class
+from benchmarks.objectives.declared import DeclaringMode, prepare, trainer_class
 from benchmarks.objectives.trainers import DROPS, KINDS, VERSION, Setup, add_head, make_batch, make_trainer
 from memlint.measure.trace.adapters import add_lora, checkpoint_layers
 from memlint.measure.trace.build import DTYPES, make_config, make_model
@@ -92,17 +91,6 @@ def make_trainer_class_known(setup: Setup) -> None:
     module, name, config = KINDS[setup.objective]
     trainer_class(module, name)
     trainer_class(module.replace("_trainer", "_config"), config)
-
-
-def prepare(model: Any, autocast: torch.dtype | None) -> None:
-    """What accelerate 1.15's Accelerator.prepare_model does to a model under mixed precision."""
-    if autocast is None:
-        return
-    from accelerate.utils import convert_outputs_to_fp32
-
-    inner = torch.autocast("cuda", autocast)(model.forward.__func__)
-    model.forward = MethodType(inner, model)
-    model.forward = MethodType(convert_outputs_to_fp32(model.forward.__func__), model)
 
 
 def _models(config: Any, setup: Setup, settings: TraceSettings, own: bool) -> tuple[Any, Any, Any]:

@@ -24,6 +24,7 @@ OBJECTIVES = (
     "seq2seq-lm",
     "sequence-classification",
     "token-classification",
+    "contrastive",
     "dpo",
     "orpo",
     "cpo",
@@ -124,7 +125,9 @@ TRAINING: dict[str, Field] = {
     "objective": Field("choice", "what is trained", OBJECTIVES),
     "method": Field("choice", "which parameters are trained", METHODS),
     "virtual_tokens": _count("prompt, p-tuning, prefix: trained tokens in front of a sequence", 65536),
-    "micro_batch_size": _count("sequences on one GPU in one forward; pairs for dpo, orpo and reward"),
+    "micro_batch_size": _count(
+        "sequences on one GPU in one forward; pairs for dpo, orpo and reward, rows of all columns for contrastive"
+    ),
     "sequence_length": _count("tokens of a sequence after padding or packing", _TOKENS),
     "target_sequence_length": _count(
         "tokens of the decoder's sequence; null: as sequence_length", _TOKENS, nullable=True
@@ -180,6 +183,13 @@ TRAINING: dict[str, Field] = {
     ),
     "rollout_batch_size": _count("ppo: completions generated and scored at a time; null: a micro batch", nullable=True),
     "mini_batches": _count("ppo: parts into which the gathered completions are divided"),
+    "columns": _count(
+        "contrastive: texts of a row that are embedded: 2 a pair, 3 with a hard negative", 100, minimum=2
+    ),
+    "pooling": Field("choice", "contrastive: what makes the embedding of a text", ("mean", "cls", "last-token")),
+    "embedding_mini_batch": _count(
+        "contrastive: rows embedded at a time, gradients cached (GradCache); null: a column at once", nullable=True
+    ),
     "vllm_memory_share": Field("number", "share of the GPU that a colocated vLLM engine takes", minimum=0, maximum=1),
     "images": _count("images in a sequence", 100_000, minimum=0),
     "image_pixels": _count("pixels of one image after resizing; null: the processor's default", 10**9, nullable=True),

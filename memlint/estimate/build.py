@@ -81,6 +81,8 @@ class Build:
         self.run_all_layers = False
         """Run every layer instead of extending equal ones (the proof of the shortcut)."""
         self.leaves: list[Leaf] = []
+        self.tables: set[Leaf] = set()
+        """Those of embeddings, whose gradients are no views."""
         self.made_again: list[Leaf] = []
         """Those of layers that are made once more to run in other conditions."""
         self.buffer_bytes = 0
@@ -251,6 +253,8 @@ class Build:
         """
         hooked = entry and self.training.checkpointing.mode != "none"
         weight = self.parameter(f"{name}.weight", rows, width)
+        if isinstance(weight.node, Leaf):
+            self.tables.add(weight.node)
         table = prompt(self, width) if entry else None
         return Embedding(weight, hooked, table if self.training.method in IN_SEQUENCE else None)
 

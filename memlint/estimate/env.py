@@ -54,6 +54,10 @@ class Env:
     """Optional packages that run (estimate/kernels.py)."""
     evaluating: bool = False
     """The model is in eval mode, for which transformers has no function from projection to projection."""
+    masked: bool = False
+    """Every batch comes with a mask, also one that hides nothing: masks of the model have its rows."""
+    past: list[dict[str, Any]] | None = None
+    """What forwards have shared, where all of it lives until the backward is over; None: it does not."""
     positions: bool = False
     """Each row comes with positions of its own, so that rotary tables have as many rows."""
     asked: set[str] = field(default_factory=set)
@@ -95,6 +99,8 @@ class Env:
 
     def release(self) -> None:
         """Forget shared tensors when a model's forward returns; checkpointed layers hold theirs until they are done."""
+        if self.past is not None:
+            self.past.append(self.state)
         self.state = {}
 
     def checkpointed(self, index: int) -> bool:
@@ -165,7 +171,7 @@ class Env:
         if self.attention == "sdpa" and not self.padding and not wide and not blocks and not self.prefix:
             return None
         seen = length + self.prefix
-        boolean = f.new((rows if self.padding or blocks else 1, 1, length, seen), "bool")
+        boolean = f.new((rows if self.padding or self.masked or blocks else 1, 1, length, seen), "bool")
         if wide or self.padding:
             partial = f.new(boolean.shape, "bool")
             del partial

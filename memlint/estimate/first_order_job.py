@@ -88,13 +88,24 @@ def _weight_bytes(job: TrainingJob) -> float:
     return DTYPE_BYTES.get(job.training.precision.weights, 4)
 
 
+def _rows(job: TrainingJob) -> int:
+    """Return the texts of one forward's activations: those of all columns where texts are embedded."""
+    training = job.training
+    if training.objective != "contrastive":
+        return training.micro_batch_size
+    if training.embedding_mini_batch is not None:
+        return min(training.embedding_mini_batch, training.micro_batch_size)
+    return training.columns * training.micro_batch_size
+
+
 def _activations(job: TrainingJob, dimensions: Dimensions) -> int:
     """Return the handbook's activation bytes on one GPU; doubled where the forward computes in fp32."""
     training, parallel = job.training, job.parallelism
     tokens = max(1, training.sequence_length // max(1, parallel.context))
-    layer = layer_activation_bytes(dimensions, training.micro_batch_size, tokens)
+    rows = _rows(job)
+    layer = layer_activation_bytes(dimensions, rows, tokens)
     if training.checkpointing.mode == "selective":  # the paper's own: attention scores are recomputed, eq. 4
-        layer = 34 * dimensions.hidden_size * training.micro_batch_size * tokens
+        layer = 34 * dimensions.hidden_size * rows * tokens
     layers = 1 if training.checkpointing.mode in ("full", "offload") else dimensions.num_layers
     compute = training.precision.autocast or training.precision.weights
     scale = 2 if compute == "fp32" else 1
@@ -129,7 +140,11 @@ def estimate(job: TrainingJob, target: Target | None = None) -> Estimate:
     allocated = sum(static.values()) + activations
     components = dict.fromkeys(COMPONENTS, 0) | static | {"activations": activations}
     tokens = job.training.micro_batch_size * job.training.sequence_length
-    logits = 0 if job.training.loss != "standard" else LOGIT_BYTES * tokens * architecture.vocab_size
+    logits = (
+        0
+        if job.training.loss != "standard" or job.training.objective == "contrastive"
+        else LOGIT_BYTES * tokens * architecture.vocab_size
+    )
     least = round((activations - _fused_scores(job, dimensions)) * LOW_ACTIVATIONS)
     low = round(sum(static.values()) * (LOW_STATIC if exact else LOW_STATIC_UNKNOWN)) + least
     high = round(sum(static.values()) * HIGH_STATIC + activations * HIGH_ACTIVATIONS) + logits + GIB

@@ -96,7 +96,7 @@ def fused_attention(job: TrainingJob) -> tuple[Remedy, ...]:
 
 def fused_loss(job: TrainingJob) -> tuple[Remedy, ...]:
     """A loss that never holds all logits."""
-    if job.training.loss != "standard":
+    if job.training.loss != "standard" or job.training.objective == "contrastive":
         return ()
     return (
         Remedy(
@@ -210,6 +210,9 @@ def paged_states(job: TrainingJob) -> Remedy | None:
 def step_in_backward(job: TrainingJob) -> tuple[Remedy, ...]:
     """Step each parameter as its gradient arrives, where nothing needs all gradients at once."""
     training = job.training
+    if training.objective == "contrastive":
+        # Gradients of several forwards wait for each other (estimate/contrastive.py).
+        return ()
     if training.optimizer_in_backward or training.method != "full" or training.max_grad_norm is not None:
         return ()
     if training.gradient_accumulation_steps > 1 or job.parallelism.strategy not in ("none",):

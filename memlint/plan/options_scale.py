@@ -11,8 +11,13 @@ if TYPE_CHECKING:
 
 
 def micro_batches(job: TrainingJob, *, faster: bool = False) -> tuple[Remedy, ...]:
-    """Every smaller divisor of the micro batch, accumulation raised so that the global batch stays."""
+    """Every smaller divisor of the micro batch, accumulation raised so that the global batch stays.
+
+    A contrastive loss compares the rows of a micro batch with each other: there it stays, and is embedded by parts.
+    """
     training = job.training
+    if training.objective == "contrastive":
+        return _mini_batches(job)
     rows, steps = training.micro_batch_size, training.gradient_accumulation_steps
     found: list[Remedy] = []
     sizes = [size for size in range(rows // 2, 0, -1) if rows % size == 0]
@@ -46,6 +51,29 @@ def micro_batches(job: TrainingJob, *, faster: bool = False) -> tuple[Remedy, ..
             )
         )
     return tuple(found)
+
+
+def _mini_batches(job: TrainingJob) -> tuple[Remedy, ...]:
+    """Every smaller divisor of what is embedded at a time, with gradients cached."""
+    rows = job.training.micro_batch_size
+    now = min(rows, job.training.embedding_mini_batch or rows)
+    cached = job.training.embedding_mini_batch is not None
+    return tuple(
+        Remedy(
+            name=f"mini-batch-{size}",
+            dimension="batch",
+            words="a mini batch embedded at a time, with cached gradients",
+            changes={"training.embedding_mini_batch": size},
+            cost=Cost(
+                compute=0.0 if cached else 1 / 3,
+                sentence="same loss" if cached else "same loss; every text is embedded twice: 33% more compute",
+                source="Gao et al. 2021, arXiv:2101.06983 (GradCache); sentence-transformers 6.2 Cached...Loss",
+            ),
+            rank={"batch": number},
+            safe=True,
+        )
+        for number, size in enumerate((size for size in range(now - 1, 0, -1) if rows % size == 0), 1)
+    )
 
 
 def evaluation_batches(job: TrainingJob) -> tuple[Remedy, ...]:
@@ -96,6 +124,9 @@ def sharding(job: TrainingJob, gpus: int) -> tuple[Remedy, ...]:
     parallelism = job.parallelism
     now, offload = parallelism.strategy, parallelism.offload
     if now not in _ALREADY or parallelism.tensor > 1 or parallelism.pipeline > 1:
+        return ()
+    if job.training.objective == "contrastive":
+        # Its memory model has whole parameters and gradients (estimate/contrastive.py).
         return ()
     if job.training.quantization is not None or (job.architecture is not None and job.architecture.quantization):
         # Sharding 4-bit storage needs a storage dtype equal to the compute dtype (peft docs, accelerate/fsdp.md):

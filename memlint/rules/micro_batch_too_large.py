@@ -34,6 +34,7 @@ from __future__ import annotations
 from typing import Iterator
 
 from memlint.findings import Finding, Severity
+from memlint.plan.remedy import Changes
 from memlint.records import replace
 from memlint.rules import remedies
 from memlint.rules.context import Context
@@ -51,7 +52,7 @@ def check(context: Context) -> Iterator[Finding]:
         candidates,
         message=lambda saved: (
             f"a micro batch of {context.job.training.micro_batch_size} is more than needed;"
-            f" {candidates[0].changes['training.micro_batch_size']} with more accumulation saves {gib(saved)} GiB"
+            f" {_instead(candidates[0].changes)} saves {gib(saved)} GiB"
         ),
         at=("training.micro_batch_size", "model"),
     )
@@ -61,3 +62,10 @@ def check(context: Context) -> Iterator[Finding]:
         # A batch that fits is used well: the saving is worth a word, but `--fix` must not slow the run down for it.
         found = replace(found, fix=None)
     yield found
+
+
+def _instead(changes: Changes) -> str:
+    mini = changes.get("training.embedding_mini_batch")
+    if mini is not None:
+        return f"{mini} embedded at a time, with cached gradients,"
+    return f"{changes['training.micro_batch_size']} with more accumulation"

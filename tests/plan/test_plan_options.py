@@ -175,6 +175,15 @@ class TestBatch:
         assert ranks == sorted(ranks)
         assert ranks[1] < 0 < ranks[2]
 
+    def test_rows_that_are_compared_stay_together_and_are_embedded_by_parts(self):
+        made = job("training.micro_batch_size=12", "training.objective=contrastive")
+        assert [r.changes for r in options_scale.micro_batches(made)] == [
+            {"training.embedding_mini_batch": size} for size in (6, 4, 3, 2, 1)
+        ]
+        cached = replace_fields(made, {"training.embedding_mini_batch": 4})
+        assert [r.changes["training.embedding_mini_batch"] for r in options_scale.micro_batches(cached)] == [3, 2, 1]
+        assert options.fused_loss(made) == options_scale.sharding(made, 8) == ()
+
     def test_one_row_stays_one_row(self):
         assert options_scale.micro_batches(job()) == ()
 

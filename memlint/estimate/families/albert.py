@@ -11,7 +11,7 @@ from memlint.estimate.build import Build
 from memlint.estimate.engine.tape import Tape, Tensor
 from memlint.estimate.env import Batch, Env
 from memlint.estimate.families.bert import Embeddings
-from memlint.estimate.families.encoder_heads import MaskedHead, PooledHead, TokenHead
+from memlint.estimate.families.encoder_heads import MaskedHead, PooledHead, TokenHead, unused_pooler
 from memlint.estimate.families.pieces import LayerNorm, attend, heads_of
 from memlint.estimate.ops.activations import activate
 from memlint.estimate.ops.basic import add, dropout
@@ -100,6 +100,8 @@ class Model:
 
 def head(a: Architecture, b: Build, embeddings: Embeddings, objective: str) -> Any:
     """AlbertForTokenClassification, AlbertForSequenceClassification or AlbertForMaskedLM."""
+    if objective == "contrastive":
+        return unused_pooler(a, b)
     p = float(a.get("classifier_dropout_prob", a.get("hidden_dropout_prob", 0.0)))
     if objective == "token-classification":
         return TokenHead(a, b, p)

@@ -12,7 +12,7 @@ from memlint.estimate.engine.tape import Tape, Tensor
 from memlint.estimate.env import Batch, Env
 from memlint.estimate.errors import Unsupported
 from memlint.estimate.families import bert
-from memlint.estimate.families.encoder_heads import MaskedHead, PooledHead, TokenHead, classifier_dropout
+from memlint.estimate.families.encoder_heads import MaskedHead, PooledHead, TokenHead, classifier_dropout, unused_pooler
 from memlint.estimate.families.pieces import LayerNorm, heads_of
 from memlint.estimate.families.pre_norm_bert import composed
 from memlint.estimate.ops.activations import activate
@@ -170,6 +170,8 @@ class RemBertHead(MaskedHead):
 
 def head(a: Architecture, b: Build, words: Any, objective: str) -> Any:
     """The head that transformers' class for this type and objective has."""
+    if objective == "contrastive":
+        return unused_pooler(a, b)
     p, act = classifier_dropout(a), str(a.get("hidden_act", "gelu"))
     if a.model_type == "rembert":
         p = float(a.get("classifier_dropout_prob", 0.1))

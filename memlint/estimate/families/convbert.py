@@ -140,7 +140,9 @@ class Model:
         self.layers = Stack(b, ["layer"] * a.num_hidden_layers, make)
         p = classifier_dropout(a)
         self.head: Any
-        if objective == "token-classification":
+        if objective == "contrastive":
+            self.head = None
+        elif objective == "token-classification":
             self.head = TokenHead(a, b, p)
         elif objective == "sequence-classification":
             names: dict[str, Any] = {"dense": "classifier.dense", "classifier": "classifier.out_proj"}

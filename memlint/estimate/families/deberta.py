@@ -10,7 +10,7 @@ from typing import Any
 from memlint.estimate.build import Build
 from memlint.estimate.engine.tape import Node, Shape, Tape, Tensor
 from memlint.estimate.env import Batch, Env
-from memlint.estimate.families.encoder_heads import MaskedHead, PooledHead, TokenHead
+from memlint.estimate.families.encoder_heads import MaskedHead, PooledHead, TokenHead, unused_pooler
 from memlint.estimate.families.pieces import LayerNorm
 from memlint.estimate.ops.activations import activate
 from memlint.estimate.ops.attention import softmax
@@ -256,6 +256,8 @@ class Model:
 
 def head(a: Architecture, b: Build, words: Any, objective: str) -> Any:
     """The head that transformers' class for the objective has."""
+    if objective == "contrastive":
+        return unused_pooler(a, b)
     p = float(a.get("hidden_dropout_prob", 0.0))
     if objective == "token-classification":
         return TokenHead(a, b, p)

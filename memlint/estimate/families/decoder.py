@@ -48,7 +48,7 @@ class DecoderModel:
             # TRL 1.16 reward_trainer.py: num_labels=1.
             labels = 1 if self.objective == "reward" else None
             self.head = ClassificationHead(a, build, self.body.embed, per_token=per_token, labels=labels)
-        else:
+        elif self.objective != "contrastive":
             raise Unsupported(f"no memory model for the objective `{self.objective}` yet")
         self.reference: tuple[Any, Any] | None = None
         if (self.objective in POLICY or self.objective == "ppo") and job.training.reference_model == "copy":
@@ -56,6 +56,14 @@ class DecoderModel:
             copied = body(a, build, env)
             self.reference = (copied, self._language_head(a, copied))
             build.reference = False
+        self.columns: Any = None
+        """What runs where texts are embedded; it makes batch, forward and loss."""
+        if self.objective == "contrastive":
+            if type(self).forward is not DecoderModel.forward:
+                raise Unsupported(f"no memory model of contrastive training for `{a.model_type}` yet")
+            from memlint.estimate.contrastive import Columns
+
+            self.columns = Columns(job, build, env, self.body, closures=a.family != "gpt2")
         self.ppo: Any = None
         """What PPO runs beside the policy; it makes batch, forward and loss."""
         if self.objective == "ppo":
@@ -71,8 +79,9 @@ class DecoderModel:
 
     def batch(self, f: Tape) -> Batch:
         """ids, labels and, with padding, a mask: [B, S] int64 each."""
-        if self.ppo is not None:
-            made: Batch = self.ppo.batch(f)
+        own = self.ppo or self.columns
+        if own is not None:
+            made: Batch = own.batch(f)
             return made
         training = self.job.training
         rows = training.micro_batch_size * (2 if self.objective in PAIRED else 1)
@@ -89,6 +98,8 @@ class DecoderModel:
         """Logits and last hidden states, which the model's forward holds until its loss is computed."""
         if self.ppo is not None:
             return self.ppo.forward(f, batch)
+        if self.columns is not None:
+            return self.columns.forward(f, batch)
         hidden = self.body(f, batch)
         whole = self.job.training.loss == "standard"
         logits = self.head.logits(f, self.policy.kept(f, hidden) if whole else hidden)
@@ -110,6 +121,9 @@ class DecoderModel:
         if self.ppo is not None:
             clipped: Tensor = self.ppo.loss(f, output, batch)
             return clipped
+        if self.columns is not None:
+            embedded: Tensor = self.columns.loss(f, output)
+            return embedded
         if self.objective not in POLICY:
             loss: Tensor = self.head.loss(f, *output, batch)
             if isinstance(output, list):

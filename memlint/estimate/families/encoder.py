@@ -6,6 +6,7 @@ from importlib import import_module
 from typing import Any
 
 from memlint.estimate.build import Build
+from memlint.estimate.contrastive import Columns
 from memlint.estimate.engine.pool import INPUTS, LOGITS
 from memlint.estimate.engine.tape import Leaf, Tape, Tensor
 from memlint.estimate.env import Batch, Env
@@ -46,6 +47,11 @@ MODULES = {
 }
 """model_type -> module of this package that holds its ``Model``; modules load on first use."""
 
+BY_KEYWORD = ("modernbert", "eurobert", "nomic_bert", "gte", "jina_embeddings_v3")
+"""Types that give their layers masks and rotary tables by keyword; the others by position."""
+NOT_EMBEDDED = ("esm", "mobilebert")
+"""Types whose classes without a head have not been modelled."""
+
 OBJECTIVES = ("masked-lm", "sequence-classification", "token-classification")
 
 
@@ -55,16 +61,22 @@ class EncoderModel:
     def __init__(self, job: TrainingJob, build: Build, env: Env, body: Any) -> None:
         assert job.architecture is not None
         objective = job.training.objective
-        if objective not in OBJECTIVES:
+        embeds = objective == "contrastive" and job.architecture.model_type not in NOT_EMBEDDED
+        if objective not in OBJECTIVES and not embeds:
             raise Unsupported(f"no memory model for the objective `{objective}` on an encoder yet")
         self.job, self.build = job, build
         self.body = body(job.architecture, build, env, objective)
         self.head = self.body.head
+        closures = job.architecture.model_type in BY_KEYWORD
+        self.columns = Columns(job, build, env, self.body, closures=closures) if embeds else None
+        """What runs where texts are embedded; it makes batch, forward and loss."""
         self.upcasts = getattr(self.body, "upcasts", False) and objective == "masked-lm"
         """The loss casts logits to fp32 (transformers' ForMaskedLMLoss); older heads call CrossEntropyLoss directly."""
 
-    def batch(self, f: Tape) -> Batch:
+    def batch(self, f: Tape) -> Any:
         """ids [B, S], labels [B] or [B, S] and, with padding, a mask."""
+        if self.columns is not None:
+            return self.columns.batch(f)
         training = self.job.training
         shape = (training.micro_batch_size, training.sequence_length)
         labels = shape[:1] if training.objective == "sequence-classification" else shape
@@ -74,13 +86,17 @@ class EncoderModel:
             mask=f.new(shape, "int64", INPUTS) if training.padding else None,
         )
 
-    def forward(self, f: Tape, batch: Batch) -> tuple[Tensor, Tensor | None, Tensor]:
+    def forward(self, f: Tape, batch: Any) -> Any:
         """Logits, what the head's forward holds besides, and last hidden states."""
+        if self.columns is not None:
+            return self.columns.forward(f, batch)
         hidden = self.body(f, batch)
         return *self.head(f, hidden), hidden
 
-    def loss(self, f: Tape, output: tuple[Tensor, Tensor | None, Tensor], batch: Batch) -> Tensor:
+    def loss(self, f: Tape, output: Any, batch: Any) -> Tensor:
         """Cross entropy over the vocabulary or the labels."""
+        if self.columns is not None:
+            return self.columns.loss(f, output)
         assert batch.labels is not None
         f.component = LOGITS
         logits = cast(f, output[0], "fp32") if self.upcasts else output[0]

@@ -91,6 +91,37 @@ class TokenHead:
         return self.classifier(f, x), x
 
 
+class UnusedPooler:
+    """A pooler that runs, but nothing follows it."""
+
+    def __init__(self, a: Architecture, b: Build, name: str) -> None:
+        b.idle = True
+        self.dense = b.linear(name, a.hidden_size, a.hidden_size, True)
+        b.idle = False
+
+    def __call__(self, f: Tape, x: Tensor) -> None:
+        """Its graph is gone with its output; what autocast makes of its weight stays."""
+        outer, f.grad_enabled = f.grad_enabled, False
+        self.dense(f, select(f, x, (x.shape[0], x.shape[-1])))
+        f.grad_enabled = outer
+
+
+POOLERS = {
+    **{"bert": "bert.pooler.dense", "ernie": "ernie.pooler.dense", "rembert": "rembert.pooler.dense"},
+    **{"roberta": "roberta.pooler.dense", "xlm-roberta": "roberta.pooler.dense", "camembert": "roberta.pooler.dense"},
+    **{"data2vec-text": "data2vec_text.pooler.dense", "mpnet": "mpnet.pooler.dense", "albert": "albert.pooler"},
+    **{"jina_embeddings_v3": "roberta.pooler.dense", "xlm-roberta-xl": "roberta.pooler.dense"},
+    **{"roberta-prelayernorm": "roberta_prelayernorm.pooler.dense", "megatron-bert": "bert.pooler.dense"},
+}
+"""Types whose AutoModel has a pooler (``add_pooling_layer`` is true by default in transformers 5.24) -> its name."""
+
+
+def unused_pooler(a: Architecture, b: Build) -> UnusedPooler | None:
+    """What AutoModel has behind its hidden states, which an embedding is not made of."""
+    name = POOLERS.get(a.model_type)
+    return None if name is None else UnusedPooler(a, b, name)
+
+
 def labels_of(a: Architecture) -> int:
     """Number of classes: num_labels, or as many as id2label has; two as transformers' default."""
     names = a.get("id2label")

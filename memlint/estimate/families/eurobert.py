@@ -71,7 +71,9 @@ class Model(llama.Model):
     def __init__(self, a: Architecture, b: Build, env: Env, objective: str) -> None:
         super().__init__(a, b, env)
         self.head: Any
-        if objective == "masked-lm":
+        if objective == "contrastive":
+            self.head = None
+        elif objective == "masked-lm":
             self.head = MaskedHead(a, b, self.embed)
         elif objective == "token-classification":
             self.head = TokenHead(a, b, 0.0)

@@ -11,11 +11,10 @@ from memlint.estimate.build import Build
 from memlint.estimate.engine.tape import Tape, Tensor
 from memlint.estimate.env import Batch, Env
 from memlint.estimate.families import bert
-from memlint.estimate.families.encoder_heads import MaskedHead, PooledHead, TokenHead
+from memlint.estimate.families.encoder_heads import MaskedHead, PooledHead, TokenHead, UnusedPooler, unused_pooler
 from memlint.estimate.families.pieces import LayerNorm, attend, heads_of
 from memlint.estimate.ops.activations import activate
 from memlint.estimate.ops.basic import add, dropout
-from memlint.estimate.ops.views import select
 from memlint.estimate.stack import Stack
 from memlint.models.architecture import Architecture
 
@@ -75,21 +74,6 @@ class Layer(bert.Layer):
         return self.joined(f, self.down, fed, x, self.norm, self.hidden_dropout)
 
 
-class UnusedPooler:
-    """A pooler that runs, but nothing follows it."""
-
-    def __init__(self, a: Architecture, b: Build, root: str) -> None:
-        b.idle = True
-        self.dense = b.linear(f"{root}.pooler.dense", a.hidden_size, a.hidden_size, True)
-        b.idle = False
-
-    def __call__(self, f: Tape, x: Tensor) -> None:
-        """Its graph is gone with its output; what autocast makes of its weight stays."""
-        outer, f.grad_enabled = f.grad_enabled, False
-        self.dense(f, select(f, x, (x.shape[0], x.shape[-1])))
-        f.grad_enabled = outer
-
-
 class Model:
     """LayoutLMModel: ids [B, S] -> hidden states [B, S, H]; the head for an objective is ``head``."""
 
@@ -99,7 +83,7 @@ class Model:
         self.embeddings = Embeddings(a, b, f"{root}.embeddings")
         make = lambda build, kind, i: Layer(a, build, f"{root}.encoder.layer.{i}", env)  # noqa: E731
         self.layers = Stack(b, ["layer"] * a.num_hidden_layers, make)
-        self.pooler = UnusedPooler(a, b, root) if objective != "sequence-classification" else None
+        self.pooler = UnusedPooler(a, b, f"{root}.pooler.dense") if objective != "sequence-classification" else None
         self.head: Any = head(a, b, self.embeddings, root, objective)
 
     def __call__(self, f: Tape, batch: Batch) -> Tensor:
@@ -120,6 +104,8 @@ class Model:
 
 def head(a: Architecture, b: Build, embeddings: Any, root: str, objective: str) -> Any:
     """The head that transformers' class for this objective has."""
+    if objective == "contrastive":
+        return unused_pooler(a, b)
     p = float(a.get("hidden_dropout_prob", 0.0))
     if objective == "token-classification":
         return TokenHead(a, b, p)

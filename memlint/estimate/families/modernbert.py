@@ -137,7 +137,9 @@ class Model:
         for _ in range(2 * len(self.types)):
             b.buffer(self.width // 2 * 4)
         self.head: Any
-        if objective == "masked-lm":
+        if objective == "contrastive":
+            self.head = None
+        elif objective == "masked-lm":
             decoder = "decoder.bias" if a.get("decoder_bias", True) else None
             self.head = MaskedHead(
                 a,

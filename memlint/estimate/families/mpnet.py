@@ -12,7 +12,7 @@ from memlint.estimate.engine.tape import Tape, Tensor
 from memlint.estimate.env import Batch, Env
 from memlint.estimate.errors import Unsupported
 from memlint.estimate.families import bert
-from memlint.estimate.families.encoder_heads import MaskedHead, PooledHead, TokenHead
+from memlint.estimate.families.encoder_heads import MaskedHead, PooledHead, TokenHead, unused_pooler
 from memlint.estimate.families.pieces import LayerNorm, heads_of
 from memlint.estimate.families.pre_norm_bert import composed
 from memlint.estimate.ops.activations import activate
@@ -116,6 +116,8 @@ class Model:
 
 def head(a: Architecture, b: Build, words: Any, p: float, objective: str) -> Any:
     """The head that transformers' class for the objective has."""
+    if objective == "contrastive":
+        return unused_pooler(a, b)
     if objective == "token-classification":
         return TokenHead(a, b, p)
     if objective == "sequence-classification":

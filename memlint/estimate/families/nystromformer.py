@@ -13,7 +13,7 @@ from memlint.estimate.engine.tape import Tape, Tensor
 from memlint.estimate.env import Batch, Env
 from memlint.estimate.errors import Unsupported
 from memlint.estimate.families import bert
-from memlint.estimate.families.encoder_heads import MaskedHead, PooledHead, TokenHead
+from memlint.estimate.families.encoder_heads import MaskedHead, PooledHead, TokenHead, unused_pooler
 from memlint.estimate.families.pieces import LayerNorm, heads_of
 from memlint.estimate.ops.attention import softmax
 from memlint.estimate.ops.basic import add, copy, dropout, scale
@@ -106,6 +106,8 @@ class Model:
 
 def head(a: Architecture, b: Build, embeddings: Embeddings, objective: str) -> Any:
     """The head that transformers' class for this objective has."""
+    if objective == "contrastive":
+        return unused_pooler(a, b)
     p, act = float(a.get("hidden_dropout_prob", 0.0)), str(a.get("hidden_act", "gelu_new"))
     if objective == "token-classification":
         return TokenHead(a, b, p)

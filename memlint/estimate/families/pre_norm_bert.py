@@ -11,7 +11,7 @@ from memlint.estimate.build import Build
 from memlint.estimate.engine.tape import Tape, Tensor
 from memlint.estimate.env import Batch, Env
 from memlint.estimate.families import bert
-from memlint.estimate.families.encoder_heads import MaskedHead, PooledHead, TokenHead, classifier_dropout
+from memlint.estimate.families.encoder_heads import MaskedHead, PooledHead, TokenHead, classifier_dropout, unused_pooler
 from memlint.estimate.families.pieces import LayerNorm, attend, heads_of
 from memlint.estimate.ops.activations import activate
 from memlint.estimate.ops.attention import softmax
@@ -204,6 +204,8 @@ class Model:
 
 def head(a: Architecture, b: Build, embeddings: bert.Embeddings, root: str, objective: str) -> Any:
     """The head that transformers' class for this type and objective has."""
+    if objective == "contrastive":
+        return unused_pooler(a, b)
     p = classifier_dropout(a)
     own = root == "bert"
     if objective == "token-classification":

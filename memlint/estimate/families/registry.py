@@ -49,6 +49,8 @@ def build_model(job: TrainingJob, build: Build, env: Env) -> Trainable:
     if family == "unknown":
         # The nearest shape of its fields, where models/families.py found one (estimate/nearest.py widens the interval).
         family = str(architecture.get("nearest_family", family))
+    if job.training.objective == "contrastive" and family in WITHOUT_TEXTS and architecture.model_type not in PAIRED:
+        raise Unsupported(f"no memory model of contrastive training for `{architecture.model_type}` yet")
     maker = FAMILIES.get(family)
     if maker is None:
         raise Unsupported(f"no memory model for the family of `{architecture.model_type}` yet")
@@ -178,6 +180,11 @@ def _torchtune(job: TrainingJob, build: Build, env: Env) -> Trainable | None:
 
     return torchtune.build(job, build, env)
 
+
+WITHOUT_TEXTS = ("encoder-decoder", "speech", "vision", "vision-language", "mamba")
+"""Families that estimate/contrastive.py does not run."""
+PAIRED = ("clip", "siglip", "siglip2")
+"""Types that are trained with a contrastive loss of their own (families/vision.py)."""
 
 FRAMEWORKS: dict[str, Callable[[TrainingJob, Build, Env], Trainable | None]] = {
     "litgpt": _litgpt,

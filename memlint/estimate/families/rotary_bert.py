@@ -10,7 +10,7 @@ from typing import Any
 from memlint.estimate.build import Build
 from memlint.estimate.engine.tape import Tape, Tensor
 from memlint.estimate.env import Batch, Env
-from memlint.estimate.families.encoder_heads import MaskedHead, PooledHead, TokenHead, classifier_dropout
+from memlint.estimate.families.encoder_heads import MaskedHead, PooledHead, TokenHead, classifier_dropout, unused_pooler
 from memlint.estimate.families.pieces import LayerNorm, attend, heads_of
 from memlint.estimate.families.rotary import rotary_tables, rotate_both
 from memlint.estimate.families.shapes import Shape
@@ -152,6 +152,8 @@ class Model:
 
 def head(a: Architecture, b: Build, words: Any, root: str, objective: str) -> Any:
     """The head that transformers' class for this type and objective has."""
+    if objective == "contrastive":
+        return unused_pooler(a, b)
     p = classifier_dropout(a)
     if objective == "token-classification":
         return TokenHead(a, b, p)

@@ -9,7 +9,8 @@ from memlint.estimate.build import Build
 from memlint.estimate.engine.tape import Tape, Tensor
 from memlint.estimate.env import Batch, Env
 from memlint.estimate.errors import Unsupported
-from memlint.estimate.families.layoutlm import UnusedPooler, head
+from memlint.estimate.families.encoder_heads import UnusedPooler
+from memlint.estimate.families.layoutlm import head
 from memlint.estimate.families.pieces import LayerNorm
 from memlint.estimate.ops.activations import activate
 from memlint.estimate.ops.attention import softmax
@@ -127,7 +128,7 @@ class Model:
         self.embeddings = Embeddings(a, b, f"{root}.embeddings")
         make = lambda build, kind, i: Layer(a, build, f"{root}.encoder.layers.{i}", env)  # noqa: E731
         self.layers = Stack(b, ["layer"] * a.num_hidden_layers, make)
-        self.pooler = UnusedPooler(a, b, root) if objective != "sequence-classification" else None
+        self.pooler = UnusedPooler(a, b, f"{root}.pooler.dense") if objective != "sequence-classification" else None
         self.head = head(a, b, self.embeddings, root, objective)
 
     def __call__(self, f: Tape, batch: Batch) -> Tensor:
