@@ -178,7 +178,9 @@ class Columns:
             each = [stacked(f, [vector], before) for vector, before in zip(vectors, made)]
             documents = stacked(f, each[1:], made[-1])
             loss = ranking_loss(f, each[0], each[1], documents, self.mini)
-            f.run_backward(loss, f.new((), loss.dtype))
+            seed = f.new((), loss.dtype)
+            f.run_backward(loss, seed)
+            del loss, seed
             made = [*each, documents]
             for vector in vectors:
                 assert isinstance(vector.node, Leaf)
