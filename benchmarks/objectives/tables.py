@@ -6,14 +6,17 @@ import glob
 import json
 import os
 import statistics
+from collections.abc import Callable
 from typing import Any
 
 from benchmarks.accuracy.tables import percent, table
-from tests.estimate import ppo_points
+from memlint.estimate.simulate import Step
+from tests.estimate import contrastive_points, ppo_points
 from tests.estimate.objective_points import simulated
 
 TRAINERS = {"1.16": "TRL 1.16.0", "1.9": "TRL 1.9.0", "0.24": "LLaMA-Factory 0.9.5"}
 """``trl`` of a point -> what ran."""
+EMBEDDINGS = "sentence-transformers 6.2.0"
 PPO = {"trl": "TRL 1.12.0", "llamafactory": "LLaMA-Factory 0.9.5"}
 
 
@@ -31,6 +34,10 @@ def objective_tables(folder: str) -> list[str]:
         with open(path, encoding="utf-8") as handle:
             updates = [json.loads(line) for line in handle]
         rows.append((PPO[updates[0].get("framework", "trl")], "ppo", *_update_cells(updates)))
+    for path in sorted(glob.glob(os.path.join(folder, "traces_contrastive*.jsonl"))):
+        with open(path, encoding="utf-8") as handle:
+            embeddings = [json.loads(line) for line in handle]
+        rows.append((EMBEDDINGS, "contrastive", *_cells(embeddings, contrastive_points.simulated)))
     head = ("trainer", "objective", "points", "median error", "worst", "phase right", "worst forward end")
     return table(head, rows)
 
@@ -48,10 +55,10 @@ def _update_cells(points: list[dict[str, Any]]) -> tuple[str, ...]:
     return count, percent(statistics.median(errors)), percent(max(errors)), f"{right} of {count}", "-"
 
 
-def _cells(points: list[dict[str, Any]]) -> tuple[str, ...]:
+def _cells(points: list[dict[str, Any]], simulate: Callable[[dict[str, Any]], Step] = simulated) -> tuple[str, ...]:
     errors, kept, right = [], [], 0
     for point in points:
-        step = simulated(point)
+        step = simulate(point)
         highest = max(step.timeline, key=lambda phase: phase.peak_bytes)
         traced = max(point["phase_peaks"].items(), key=lambda item: item[1])
         errors.append(abs(highest.peak_bytes / traced[1] - 1))
