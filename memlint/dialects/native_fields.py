@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from memlint.dialects.values import words
+from memlint.dialects.native_choices import CHECKPOINTING, METHODS, OBJECTIVES, OPTIMIZERS, PRECISIONS, STRATEGIES
 
 
 class Field(NamedTuple):
@@ -18,45 +18,6 @@ class Field(NamedTuple):
     nullable: bool = False
 
 
-OBJECTIVES = (
-    "causal-lm",
-    "masked-lm",
-    "seq2seq-lm",
-    "sequence-classification",
-    "token-classification",
-    "contrastive",
-    "dpo",
-    "orpo",
-    "cpo",
-    "kto",
-    "reward",
-    "grpo",
-    "ppo",
-)
-METHODS = tuple(
-    sorted(
-        words(
-            """full lora qlora freeze adalora boft bone fourierft hra ia3 ln-tuning loha lokr miss oft p-tuning prefix
-            prompt poly randlora road shira trainable-tokens vblora vera xlora"""
-        )
-    )
-)
-OPTIMIZERS = tuple(
-    sorted(
-        words(
-            """adagrad adagrad-8bit adafactor adalomo adam adam-8bit adamax adamw adamw-4bit adamw-8bit
-            adamw-anyprecision adamw-bnb adamw-for-loop adamw-foreach adamw-fp8 adamw-fused adamw-optimi ademamix
-            ademamix-8bit adopt apollo came dion flash-adamw galore-adafactor galore-adamw galore-adamw-8bit
-            grokadamw lion lion-8bit lion-bnb lomo muon nadam paged-adamw paged-adamw-8bit paged-ademamix
-            paged-ademamix-8bit paged-lion paged-lion-8bit q-galore-adamw-8bit radam rmsprop rmsprop-8bit
-            rmsprop-bnb schedule-free-adamw schedule-free-radam schedule-free-sgd sgd sgd-8bit sgd-foreach
-            sgd-momentum signum stable-adamw"""
-        )
-    )
-)
-PRECISIONS = ("fp32", "bf16-mixed", "fp16-mixed", "bf16", "fp16")
-CHECKPOINTING = ("none", "full", "selective", "offload")
-STRATEGIES = ("none", "ddp", "zero1", "zero2", "zero3", "fsdp", "fsdp1", "fsdp2", "hsdp", "device-map")
 _HALF = ("fp32", "bf16", "fp16")
 _COUNT = 1_000_000
 _TOKENS = 100_000_000

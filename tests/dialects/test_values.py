@@ -3,7 +3,7 @@
 import pytest
 
 from memlint.dialects.names import HF_OPTIMIZERS, NATIVE_TO_HF, attention_name, dtype_name
-from memlint.dialects.native_fields import OPTIMIZERS
+from memlint.dialects.native_choices import OPTIMIZERS
 from memlint.dialects.spelling import near_misses
 from memlint.dialects.values import Section, as_bool, as_float, as_int, as_mapping, as_strings, major, version_tuple
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from memlint.dialects.native_fields import OPTIMIZERS
+from memlint.dialects.native_choices import OPTIMIZERS
 from memlint.estimate.optimizer import rule_of, state_bytes, step_temporary_bytes
 from memlint.estimate.optimizer_projected import low, step_bytes
 from memlint.estimate.records import Record, Slot, slots_of
