@@ -108,5 +108,10 @@ class Model:
             env.state[f"rope:{kind}"] = rotary_tables(f, length, self.width, x.dtype, rows)
         x = self.layers(f, env, x)
         x = self.norm(f, x)
+        shared = dict(env.state)
         env.release()
+        if env.checkpointing.mode != "none" and env.checkpointing.reentrant:
+            # CheckpointFunction's ctx.run_function holds masks and tables as long as the loss its graph; one block that
+            # stands for those of its kind would let them go with itself.
+            env.state["shared"] = shared
         return x
