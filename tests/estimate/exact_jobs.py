@@ -146,3 +146,12 @@ def held_of(job: TrainingJob, world: int) -> int:
     run_step(job, (8, 0), world=world, full=True, tape=tape)
     pool.watch = None
     return held
+
+
+def start_of(model_type: str) -> TrainingJob:
+    """The first of a type's jobs that has a memory model."""
+    for family, config in configs():
+        start = starting(family, config) if config["model_type"] == model_type else None
+        if start is not None:
+            return start
+    raise AssertionError(model_type)

@@ -10,8 +10,8 @@ from memlint.estimate.engine.graph import Visit
 from memlint.estimate.engine.shared import Shared, shared
 from memlint.estimate.engine.tape import Node, Tape
 from memlint.estimate.simulate import run_step
-from memlint.job import TrainingJob, replace_fields
-from tests.estimate.exact_jobs import configs, starting
+from memlint.job import replace_fields
+from tests.estimate.exact_jobs import start_of
 
 ADAPTED = {"training.method": "qlora", "training.precision.weights": "fp16", "training.quantization.type": "int8"}
 SETUPS: dict[str, dict[str, Any]] = {
@@ -23,18 +23,10 @@ SETUPS: dict[str, dict[str, Any]] = {
 }
 
 
-def _start(model_type: str) -> TrainingJob:
-    for family, config in configs():
-        start = starting(family, config) if config["model_type"] == model_type else None
-        if start is not None:
-            return start
-    raise AssertionError(model_type)
-
-
 @pytest.mark.parametrize("name", SETUPS)
 @pytest.mark.parametrize("model_type", ["t5", "umt5", "bart", "mbart", "whisper", "mllama", "bert"])
 def test_one_layer_stands_for_all(model_type: str, name: str) -> None:
-    job = replace_fields(_start(model_type), SETUPS[name])
+    job = replace_fields(start_of(model_type), SETUPS[name])
     quick, whole = (run_step(job, full=full) for full in (False, True))
     assert quick.timeline == whole.timeline
     assert quick.forward_end_bytes == whole.forward_end_bytes
@@ -43,7 +35,7 @@ def test_one_layer_stands_for_all(model_type: str, name: str) -> None:
 def test_the_last_layer_of_a_decoder_is_not_run_apart() -> None:
     # The encoder's states get their first gradient from it.
     tape = _Watching()
-    run_step(replace_fields(_start("whisper"), SETUPS["checkpointed"]), tape=tape)
+    run_step(replace_fields(start_of("whisper"), SETUPS["checkpointed"]), tape=tape)
     assert len(tape.blocks) == 2
     assert tape.sums == 1
 

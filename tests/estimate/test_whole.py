@@ -11,8 +11,8 @@ from memlint.estimate.engine.whole import Part, Whole, describe, whole
 from memlint.estimate.ops.basic import add, mul, scale
 from memlint.estimate.ops.linear import Weight, linear
 from memlint.estimate.simulate import run_step
-from memlint.job import TrainingJob, replace_fields
-from tests.estimate.exact_jobs import configs, starting
+from memlint.job import replace_fields
+from tests.estimate.exact_jobs import start_of
 
 AGAIN = {"training.checkpointing.mode": "full", "training.checkpointing.reentrant": False}
 ADAPTED = {
@@ -45,18 +45,10 @@ class Plain(Tape):
         super().execute(node)
 
 
-def _start(model_type: str) -> TrainingJob:
-    for family, config in configs():
-        start = starting(family, config) if config["model_type"] == model_type else None
-        if start is not None:
-            return start
-    raise AssertionError(model_type)
-
-
 @pytest.mark.parametrize("name", SETUPS)
 @pytest.mark.parametrize("model_type", ["gemma3n", "gemma3n_text", "gemma4", "gemma4_text"])
 def test_a_step_is_the_same_to_the_byte(model_type: str, name: str) -> None:
-    job = replace_fields(_start(model_type), SETUPS[name])
+    job = replace_fields(start_of(model_type), SETUPS[name])
     counted, plain = run_step(job), run_step(job, tape=Plain())
     assert counted.timeline == plain.timeline
     assert counted.one_kernel == plain.one_kernel
@@ -116,7 +108,7 @@ def test_what_keeps_a_tensor_of_its_own_is_not_counted_as_a_whole() -> None:
 
 def test_layers_of_different_kinds_share_what_was_measured() -> None:
     tape, plain = Tape(), Plain()
-    job = replace_fields(_start("gemma3n_text"), SETUPS["adapted checkpointed"])
+    job = replace_fields(start_of("gemma3n_text"), SETUPS["adapted checkpointed"])
     run_step(job, tape=tape)
     run_step(job, tape=plain)
     operations = sum(len(profile.backward) for profile in tape.wholes.values())
