@@ -64,26 +64,27 @@ def find_pragmas(text: str, format: str) -> tuple[tuple[Pragma, ...], tuple[Synt
     lines = Lines(text)
     pragmas: list[Pragma] = []
     problems: list[SyntaxProblem] = []
+    silenced = _Silenced(text, lines)
     for match, following in zip(found, [*found[1:], None]):
         if not is_comment(match.start()):
             continue
         stop = min(match.end() + _MAX_LENGTH, following.start() if following else len(text))
         body = text[match.end() : stop].splitlines()[0].rstrip() if match.end() < stop else ""
         try:
-            pragmas.extend(_parse(body, text, match, lines))
+            pragmas.extend(_parse(body, match, lines, silenced))
         except ValueError as error:
             end = match.end() + len(body) if body else match.start() + len(match.group().rstrip())
             problems.append(SyntaxProblem(message=str(error), span=lines.span(match.start(), end), fatal=False))
     return tuple(pragmas), tuple(problems)
 
 
-def _parse(body: str, text: str, match: re.Match[str], lines: Lines) -> list[Pragma]:
+def _parse(body: str, match: re.Match[str], lines: Lines, silenced: _Silenced) -> list[Pragma]:
     line, column = lines.position(match.start())
     name = _NAME.match(body)
     word = name.group() if name else ""
     if word in IGNORES:
         codes, reason = _ignored(body[len(word) :], word)
-        target = _silenced_line(text, match.start(), lines) if word == "ignore" else None
+        target = silenced.line(match.start()) if word == "ignore" else None
         kind: PragmaKind = "ignore" if word == "ignore" else "ignore-file"
         return [Pragma(kind=kind, values=codes, reason=reason, line=line, column=column, applies_to_line=target)]
     pragmas = []
@@ -145,17 +146,29 @@ def _unknown(word: str, body: str) -> str:
     return f"`{shown}` is nothing that memlint knows in a comment; {_KNOWN}"
 
 
-def _silenced_line(text: str, hash_sign: int, lines: Lines) -> int:
-    line, _ = lines.position(hash_sign)
-    before = text[lines.line_start(hash_sign) : hash_sign].lstrip("\ufeff")
-    if before.strip() and not before.lstrip().startswith("#"):
+class _Silenced:
+    """Finds the line that an ignore applies to; comments are asked for in the order of the text."""
+
+    def __init__(self, text: str, lines: Lines) -> None:
+        self.text = text
+        self.lines = lines
+        self.passed = range(0)
+        """Lines without content that were passed over last, so that many comments in a row are read once."""
+
+    def line(self, hash_sign: int) -> int:
+        text, lines = self.text, self.lines
+        line, _ = lines.position(hash_sign)
+        before = text[lines.line_start(hash_sign) : hash_sign].lstrip("\ufeff")
+        if before.strip() and not before.lstrip().startswith("#"):
+            return line
+        start = self.passed.stop if line + 1 in self.passed else line + 1
+        for number in range(start, len(lines.starts) + 1):
+            content = text[lines.starts[number - 1] : lines.next_line(lines.starts[number - 1])].strip()
+            if content and not content.startswith("#"):
+                self.passed = range(line, number)
+                return number
+        self.passed = range(line, len(lines.starts) + 1)
         return line
-    for number in range(line + 1, len(lines.starts) + 1):
-        start = lines.starts[number - 1]
-        content = text[start : lines.next_line(start)].strip()
-        if content and not content.startswith("#"):
-            return number
-    return line
 
 
 def _comments_of(text: str, format: str) -> Callable[[int], bool]:

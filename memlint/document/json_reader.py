@@ -12,7 +12,8 @@ from memlint.document.model import SyntaxProblem
 from memlint.document.positions import BOM, Lines, excerpt, problem_at
 
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
-_BRACKET = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"|[\[\]{}]', re.DOTALL)
+_BRACKET = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*(?:"|\\?\Z)|[\[\]{}]', re.DOTALL)
+"""A string, up to the end of the text where it is not closed (else each quote in it would be tried), or a bracket."""
 
 
 def read_json(text: str, *, hjson: bool = False) -> tuple[Any, list[SyntaxProblem]]:

@@ -36,16 +36,19 @@ ANY = "any"
 
 LOCK_FILES = ("uv.lock", "poetry.lock", "pdm.lock", "Pipfile.lock")
 PLAIN_FILES = ("environment.yml", "environment.yaml", "conda.yaml", "pyproject.toml", "setup.cfg")
-_SIZE_LIMIT = 4 * 1024 * 1024
+_LOCK_LIMIT = 4 * 1024 * 1024
+_PLAIN_LIMIT = 256 * 1024
+"""Bytes of a lock file, and of one that people write: more is nothing that pins a project's libraries."""
 _FOLDER_LIMIT = 5_000
 """Folders with more entries than this are data, not projects."""
 
 _NAMES = "|".join(re.escape(name).replace("\\-", "[-_]") for name in LIBRARIES)
 _OPTIONAL = "|".join(re.escape(name).replace("\\-", "[-_]") for name in (*OPTIONAL, *ALIASES))
-_NAMED = re.compile(rf"^\s*(?:-\s+)?({_OPTIONAL})(?:\[[^\]]*\])?\s*(?:[<>=!~;@].*)?$", re.M | re.I)
+_EXTRAS = r"(?:\[[^\]\n]{0,200}\])?"
+_NAMED = re.compile(rf"^[ \t]*(?:-[ \t]+)?({_OPTIONAL}){_EXTRAS}[ \t]*(?:[<>=!~;@].*)?$", re.M | re.I)
 _HOSTED = "causal-conv1d|flash-linear-attention|mamba|xielu"
-_REPOSITORY = re.compile(rf"git\+\S+/({_HOSTED})(?:\.git)?(?:@\S*)?\s*$", re.M | re.I)
-_PINNED = re.compile(rf"""(?:^|[\s"'\-,\[])({_NAMES})(?:\[[^\]]*\])?\s*={{1,3}}\s*v?(\d[\w.]*)""", re.M | re.I)
+_REPOSITORY = re.compile(rf"git\+\S{{1,300}}/({_HOSTED})(?:\.git)?(?:@\S{{0,300}})?[ \t]*$", re.M | re.I)
+_PINNED = re.compile(rf"""(?:^|[\s"'\-,\[])({_NAMES}){_EXTRAS}[ \t]*={{1,3}}[ \t]*v?(\d[\w.]*)""", re.M | re.I)
 _LOCKED = re.compile(rf'^name = "({_NAMES})"\s*\nversion = "(\d[\w.]*)', re.M | re.I)
 _PIPFILE = re.compile(rf'"({_NAMES})": {{[^{{}}]*?"version": "==(\d[\w.]*)"', re.I)
 
@@ -81,7 +84,7 @@ def _in_folder(folder: str) -> dict[str, str]:
     order = [*(n for n in PLAIN_FILES if n in present), *requirements, *(n for n in LOCK_FILES if n in present)]
     found: dict[str, str] = {}
     for name in order:
-        text = _read(os.path.join(folder, name))
+        text = _read(os.path.join(folder, name), _LOCK_LIMIT if name in LOCK_FILES else _PLAIN_LIMIT)
         pattern = _PIPFILE if name == "Pipfile.lock" else _LOCKED if name in LOCK_FILES else _PINNED
         if name not in LOCK_FILES:
             text = re.sub(r"(?m)#.*$", "", text)
@@ -95,9 +98,9 @@ def _in_folder(folder: str) -> dict[str, str]:
     return found
 
 
-def _read(path: str) -> str:
+def _read(path: str, limit: int) -> str:
     try:
-        if os.path.islink(path) or os.path.getsize(path) > _SIZE_LIMIT:
+        if os.path.islink(path) or not os.path.isfile(path) or os.path.getsize(path) > limit:
             return ""
         with open(path, encoding="utf-8", errors="replace") as handle:
             return handle.read()

@@ -86,6 +86,8 @@ JSON_NASTIES: dict[str, str] = {
     "same key": "{" + ",".join('"a":1' for _ in range(50_000)) + "}",
     "quotes": '"' * N,
     "escapes": '"' + '\\"' * N,
+    "escapes behind brackets": "[" + "{}," * 101 + '"' + '\\"' * N,
+    "escapes behind brackets, cut": "[" + "{}," * 101 + '"' + '\\"' * N + "\\",
     "open string": '{"a": "' + "x" * N,
     "open escape": '{"a": "' + "\\" * (N + 1),
     "open comment": "/*" * N,

@@ -48,6 +48,13 @@ def test_an_ignore_alone_on_its_line_applies_to_the_next_with_content() -> None:
     ]
 
 
+def test_ignores_in_a_row_apply_to_the_same_line() -> None:
+    text = "# memlint: ignore[MEM301]\n\n# memlint: ignore[MEM302]\n# note\na: 1\n# memlint: ignore[MEM303]\n\nb: 2\n"
+    assert [pragma.applies_to_line for pragma in find_pragmas(text, "yaml")[0]] == [5, 5, 8]
+    behind = "a: 1\n# memlint: ignore[MEM301]\n# memlint: ignore[MEM302]\n\n"
+    assert [pragma.applies_to_line for pragma in find_pragmas(behind, "yaml")[0]] == [2, 3]
+
+
 def test_a_target_may_have_spaces_and_a_note_behind_it() -> None:
     assert kinds("# memlint: target=8x A100 80GB, gpus=8  # the cluster\n") == [
         ("target", ("8x A100 80GB",), 1, None),
@@ -127,6 +134,7 @@ def test_hostile_comments_end_soon(format: str) -> None:
     find_pragmas("# memlint: gpus=8\n" * 100_000, format)
     find_pragmas("%TAG !a! b\n" * 100_000 + "# memlint: gpus=8\n", format)
     find_pragmas("- '" * 500_000 + "# memlint: gpus=8\n", format)
+    find_pragmas("# memlint: ignore[MEM301]\n" * 900 + "#\n" * 300_000, format)
     assert time.process_time() - started < 4
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,27 @@ from memlint.engine.versions import pinned_versions, version_assumptions
 def test_exact_pins_are_read(tmp_path: Path, name: str, text: str, expected: dict[str, str]) -> None:
     (tmp_path / name).write_text(text, encoding="utf-8")
     assert pinned_versions(str(tmp_path), str(tmp_path)) == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("requirements.txt", "\n" * 250_000 + "x"),
+        ("requirements.txt", " " * 250_000),
+        ("requirements.txt", "torch[" * 40_000),
+        ("requirements.txt", "git+" * 60_000),
+        ("requirements.txt", "mamba-ssm " * 25_000),
+        ("uv.lock", 'name = "torch"\n' * 250_000),
+        ("poetry.lock", 'name = "torch"' + "\n" * 4_000_000),
+        ("Pipfile.lock", '"torch": {' * 400_000),
+    ],
+    ids=lambda value: value[:12].strip(),
+)
+def test_a_hostile_file_ends_soon(tmp_path: Path, name: str, text: str) -> None:
+    (tmp_path / name).write_text(text, encoding="utf-8")
+    started = time.process_time()
+    pinned_versions(str(tmp_path), str(tmp_path))
+    assert time.process_time() - started < 2
 
 
 def test_the_nearest_folder_decides_and_the_boundary_is_kept(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import jsonschema
@@ -179,10 +180,28 @@ def test_defaults_without_a_file(tmp_path):
         ("ab.yaml", "?.yaml", False),
         ("a+b.yaml", "a+b.yaml", True),
         ("aab.yaml", "a+b.yaml", False),
+        ("a/b/c.yaml", "**", True),
+        ("a/b/c.yaml", "a/**", True),
+        ("a", "a/**", False),
+        ("a/b/c.yaml", "./a/**/b", True),
+        ("a/c.yaml", "", False),
+        ("a/c.yaml", "/", False),
+        ("z.yaml", "[z-a].yaml", False),
+        ("train-x.yaml", "train-[^0-9].yaml", True),
+        ("a].yaml", "a[.yaml", False),
+        ("a[.yaml", "a[.yaml", True),
     ],
 )
 def test_patterns(path, pattern, expected):
     assert matches(path, pattern) is expected
+
+
+def test_no_pattern_takes_long():
+    """Settings come with a repository that may be anybody's."""
+    started = time.process_time()
+    assert not matches("a" * 250, "*a" * 50 + "b")
+    assert not matches("a/" * 1000 + "c", "**/a/" * 50 + "b")
+    assert time.process_time() - started < 1
 
 
 def test_schema_has_exactly_the_keys_that_are_read():
