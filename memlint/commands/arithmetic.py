@@ -15,7 +15,10 @@ from memlint.report.text import finding_lines, prediction_line
 def explain_file(code: str, path: str, *, target: str | None, offline: bool, color: str) -> str:
     """Return the findings of rule ``code`` in a file and the arithmetic of each of its jobs."""
     style = Style(wants_color(color, sys.stdout))
-    options = CheckOptions(paths=(path,), select=(code,), target=target, offline=offline, details=True)
+    # The baseline says what is known already, not what is so.
+    options = CheckOptions(
+        paths=(path,), select=(code,), target=target, offline=offline, details=True, use_baseline=False
+    )
     result = check_paths(options)
     if result.crashes:
         raise UserError(f"internal error: {result.crashes[0]}; please report it")
@@ -27,7 +30,9 @@ def explain_file(code: str, path: str, *, target: str | None, offline: bool, col
         lines += [line] if line else []
         for finding in report.findings:
             lines += finding_lines(finding, report, style)
-        if not report.findings:
+        if report.ignored:
+            lines.append(f"{code} is silenced here by a comment or by `per-file-ignores`.")
+        elif not report.findings:
             lines.append(f"{code} has nothing to say here.")
         if report.estimate is not None:
             lines += ["", estimate_text(report.estimate, style).rstrip("\n")]

@@ -68,7 +68,7 @@ def run(args: Namespace) -> int:
         _ready_to_verify(args)
     from memlint.engine.run import check_paths
 
-    content = sys.stdin.buffer.read() if "-" in options.paths else None
+    content = _standard_input() if "-" in options.paths else None
     if args.show_files:
         from memlint.commands.show import show_files
 
@@ -96,6 +96,12 @@ def run(args: Namespace) -> int:
     return Exit.FINDINGS if result.failed and not args.exit_zero else Exit.OK
 
 
+def _standard_input() -> bytes:
+    from memlint.document.limits import MAX_BYTES
+
+    return sys.stdin.buffer.read(MAX_BYTES + 1)  # more than the reader takes is a finding, not memory
+
+
 def options_from(args: Namespace, *, details: bool) -> CheckOptions:
     """Return the engine's options; raises UserError for a rule or target that does not exist."""
     import os
@@ -116,6 +122,10 @@ def options_from(args: Namespace, *, details: bool) -> CheckOptions:
         raise UserError("`-` reads standard input and cannot be mixed with other paths")
     if "-" in paths and args.fix and not args.diff:
         raise UserError("--fix cannot write standard input; use --diff")
+    if args.stdin_filename is not None and "-" not in paths:
+        raise UserError("--stdin-filename names what `-` reads; add `-`, or leave it out")
+    if args.write_baseline and (args.fix or args.diff):
+        raise UserError("--write-baseline lists what is found; use it without --fix and --diff")
     return CheckOptions(
         paths=paths,
         target=args.target,

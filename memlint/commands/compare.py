@@ -66,6 +66,8 @@ def _estimate(name: str, args: Namespace) -> dict[str, Any]:
     from memlint.engine.source import open_source
 
     source = open_source(name, target=args.target, sets=tuple(args.sets), offline=args.offline, isolated=args.isolated)
+    for problem in source.problems:
+        print(f"memlint: {problem}", file=sys.stderr)
     estimate, approximate = predict(source.job, source.target)
     if estimate is None:
         raise UserError(f"{name}: {approximate}")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from memlint.errors import UserError
 from memlint.exits import Exit
-from memlint.rules.registry import BY_CODE, RULES
+from memlint.rules.registry import BY_CODE
 from memlint.rules.select import check_selectors, names_one
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ def configure(parser: ArgumentParser) -> None:
 def run(args: Namespace) -> int:
     """Print the rule's documentation, and its findings in a file."""
     if args.rule is None:
-        raise UserError(f"name a rule, as in `memlint explain {RULES[8].code}`; `memlint rules` lists them")
+        raise UserError("name a rule, as in `memlint explain MEM101`; `memlint rules` lists them")
     code = names_one(args.rule)
     if code is None:
         check_selectors((args.rule,))
@@ -35,6 +35,8 @@ def run(args: Namespace) -> int:
 
     if args.file is not None and not os.path.isfile(args.file):
         raise UserError(f"{args.file}: no such file")
+    if args.file is None and args.target is not None:
+        raise UserError("--target needs --file: a rule's reasons are the same for every GPU")
     entry = BY_CODE[code]
     sys.stdout.write(f"{entry.code} {entry.name} ({entry.severity.label})\n\n{(entry.load().__doc__ or '').strip()}\n")
     if args.file is not None:

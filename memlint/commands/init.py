@@ -72,8 +72,12 @@ def _write_hook() -> None:
         write_atomically(path, "repos:\n" + STANZA)
         _say(f"{path}: written; `pre-commit install` activates it")
         return
-    with open(path, encoding="utf-8", newline="") as handle:
-        text = handle.read()
+    try:
+        with open(path, encoding="utf-8", newline="") as handle:
+            text = handle.read()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "it is not UTF-8"
+        raise UserError(f"{path} cannot be read: {reason}; repair it first, or use --no-pre-commit") from None
     if "memlint" in text:
         _say(f"{path}: memlint is there already, left as it is")
         return
@@ -92,7 +96,7 @@ def _with_stanza(text: str) -> str | None:
 
     try:
         before = yaml.safe_load(text)
-    except yaml.YAMLError:
+    except (yaml.YAMLError, ValueError):  # ValueError: a date that does not exist
         raise UserError(".pre-commit-config.yaml is not valid YAML; repair it first") from None
     if not isinstance(before, dict) or not isinstance(before.get("repos"), list):
         return None

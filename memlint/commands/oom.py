@@ -38,8 +38,8 @@ def run(args: Namespace) -> int:
     events = find(_read(args.log))
     if not events:
         raise UserError(
-            f"{args.log} holds no out-of-memory message of PyTorch; give the log with the line `CUDA out of memory. "
-            f"...`"
+            f"{args.log} holds no out-of-memory message of PyTorch; give the log with the line"
+            " `CUDA out of memory. ...`"
         )
     source, usable, estimate = None, None, None
     world = 1
@@ -52,7 +52,9 @@ def run(args: Namespace) -> int:
         from memlint.engine.predict import predict
 
         room = usable or next((event.capacity for event in events if event.capacity), None)
-        steps = recovery(source.job, lambda changed: predict(changed, source.target)[0], room)
+        if room is not None:
+            room = int(room * (1 - source.margin))  # as `check` and `plan` judge
+        steps = recovery(source.job, lambda changed: predict(changed, source.target)[0], room, source.target)
     if args.output_format == "json":
         import json
 
@@ -66,7 +68,11 @@ def _read(name: str) -> str:
     from memlint.oom.parse import LIMIT
 
     if name == "-":
-        return sys.stdin.read(LIMIT)
+        # The end of a log tells most; a log may hold any bytes.
+        kept = b""
+        while block := sys.stdin.buffer.read(LIMIT):
+            kept = (kept + block)[-LIMIT:]
+        return kept.decode("utf-8", "replace")
     import os
 
     try:
@@ -85,6 +91,8 @@ def _open(args: Namespace) -> tuple[Source, int | None, Any, int]:
     from memlint.estimate.simulate import world_size
 
     source = open_source(args.config, target=args.target, offline=args.offline)
+    for problem in source.problems:
+        print(f"memlint: {problem}", file=sys.stderr)
     estimate, _ = predict(source.job, source.target)
     return source, usable_bytes(source.job, source.target), estimate, world_size(source.job, source.target)
 

@@ -72,8 +72,13 @@ def configure(parser: ArgumentParser) -> None:
 
 def run(args: Namespace) -> int:
     """Print the table; exit 2 when a model is unknown."""
-    if args.micro_batch_size < 1 or args.sequence_length < 1:
-        raise UserError("`--micro-batch-size` and `--sequence-length` must be at least 1")
+    from memlint.dialects.native_fields import TRAINING, accepts_value
+
+    for name in ("micro_batch_size", "sequence_length"):
+        field = TRAINING[name]
+        if not accepts_value(field, getattr(args, name)):
+            option = "--" + name.replace("_", "-")
+            raise UserError(f"`{option}` must be a whole number from {field.minimum:g} to {field.maximum:,.0f}")
     entries = [_named(name, offline=args.offline) for name in args.models] if args.models else handbook()
     table = rows(entries, args.micro_batch_size, args.sequence_length)
     settings = {"micro_batch_size": args.micro_batch_size, "sequence_length": args.sequence_length}

@@ -22,6 +22,9 @@ class Problem:
     """The companion file the problem is in; None: the document itself."""
     on_key: bool = False
     """Point at the key rather than at the value."""
+    line: int | None = None
+    """Place of a comment, which has no key."""
+    column: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -119,19 +119,33 @@ def check_document(
 
     forced = next((pragma.values[0] for pragma in pragmas if pragma.kind == "dialect"), None)
     dialect: Dialect | None = by_name(forced) if forced else None
+    misnamed = _unknown_dialect(pragmas) if forced and dialect is None else ()
     if any(problem.fatal for problem in document.problems):
         # Unreadable: ours to report only where what could be read, or the text, is that of a training config.
         known = dialect or (recognise(document) if isinstance(document.data, dict) else None)
         if known is None and not _has_config_key(document):
             return [check.report(label=label, skipped=NOT_A_CONFIG)]
         report = check.report(label=label, dialect=known.name if known else None, no_prediction="unreadable")
-        return [_with_findings(report, check, document, ())]
+        return [_with_findings(report, check, document, misnamed)]
     dialect = dialect or recognise(document)
+    if dialect is None and misnamed:
+        return [_with_findings(check.report(label=label, no_prediction="see the findings"), check, document, misnamed)]
     if dialect is None:
         if bare.is_model_config(document):
             return _check_model_config(check, document, label)
         return [check.report(label=label, skipped=NOT_A_CONFIG)]
-    return check_jobs(check, document, dialect, pragmas, label)
+    return check_jobs(check, document, dialect, pragmas, label, misnamed=misnamed)
+
+
+def _unknown_dialect(pragmas: tuple[Pragma, ...]) -> tuple[Problem, ...]:
+    from memlint.dialects.base import Problem
+    from memlint.dialects.registry import DIALECTS
+    from memlint.dialects.values import did_you_mean, show
+
+    named = next(pragma for pragma in pragmas if pragma.kind == "dialect")
+    hint = did_you_mean(named.values[0].lower(), [dialect.name for dialect in DIALECTS])
+    message = f"no dialect is called `{show(named.values[0])}`{hint}"
+    return (Problem(code="MEM003", key=(), message=message, line=named.line, column=named.column),)
 
 
 def _has_config_key(document: Document) -> bool:
@@ -153,12 +167,13 @@ def check_jobs(
     pragmas: tuple[Pragma, ...],
     label: str | None,
     shown_dialect: str | None = None,
+    misnamed: tuple[Problem, ...] = (),
 ) -> list[FileReport]:
-    """Return a report for each job that ``dialect`` reads from ``document``."""
+    """Return a report for each job that ``dialect`` reads from ``document``; ``misnamed``: a comment's dialect."""
     name = shown_dialect or dialect.name
     job_check = JobCheck(check, document, dialect, pragmas)
     reading = job_check.reading
-    problems = (*reading.problems, *job_check.problems)
+    problems = (*misnamed, *reading.problems, *job_check.problems)
     if not reading.jobs:
         report = check.report(label=label, dialect=name)
         _with_findings(report, check, document, problems, job_check.opened())

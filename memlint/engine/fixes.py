@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from typing import NamedTuple
 
@@ -145,8 +146,8 @@ def _edited(path: str, index: int, text: str | None, edits: list[KeyEdit]) -> st
 def _diff(change: _Change) -> str:
     from difflib import unified_diff
 
-    old = (change.before or "").splitlines(keepends=True)
-    new = change.after.splitlines(keepends=True)
+    # As patch and git count lines: a form feed or U+2028 ends none.
+    old, new = (re.findall(r"[^\n]*\n|[^\n]+", text) for text in (change.before or "", change.after))
     name = change.path
     lines = list(unified_diff(old, new, f"a/{name}" if change.before is not None else "/dev/null", f"b/{name}"))
     return "".join(line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in lines)

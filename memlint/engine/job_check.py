@@ -242,7 +242,8 @@ class JobCheck:
                 try:
                     found = targets.declared_in_file(pragma.values[0])
                 except targets.BadTarget as error:
-                    self.problems.append(Problem(code="MEM003", key=(), message=str(error)))
+                    problem = Problem(code="MEM003", key=(), message=str(error), line=pragma.line, column=pragma.column)
+                    self.problems.append(problem)
         return found
 
     def target_for(self, index: int, job: TrainingJob) -> Target | None:

@@ -7,15 +7,14 @@ from typing import TYPE_CHECKING
 from memlint.engine.result import FileReport
 from memlint.engine.suppress import Ignores, per_file_ignored
 from memlint.findings import Finding
+from memlint.rules.registry import RULES
 
 if TYPE_CHECKING:
     from memlint.document.comments import Pragma
     from memlint.engine.checker import FileCheck
 
-_NEEDS_TARGET = frozenset(
-    {"MEM101", "MEM102", "MEM201", "MEM202", "MEM203", "MEM301", "MEM302", "MEM303", "MEM401", "MEM501", "MEM601"}
-)
-"""Rules that are silent for want of a target or a prediction: an ignore for them is not called unused then."""
+_NEEDS_NOTHING = frozenset({entry.code for entry in RULES if entry.kind == "file"} | {"MEM004", "MEM005"})
+"""Rules that speak without a target or a prediction: for want of one, an ignore of any other is not called unused."""
 
 
 def settle(check: FileCheck, reports: list[FileReport], pragmas: tuple[Pragma, ...]) -> None:
@@ -31,7 +30,7 @@ def settle(check: FileCheck, reports: list[FileReport], pragmas: tuple[Pragma, .
                 kept.append(finding)
         report.findings = kept
     judged = all(report.prediction is not None and report.prediction.usable_bytes is not None for report in reports)
-    ran = (check.active if judged else check.active - _NEEDS_TARGET) - {"MEM901"}  # silent without a measurement
+    ran = (check.active if judged else check.active & _NEEDS_NOTHING) - {"MEM901"}  # silent without a measurement
     unused = [finding for finding in ignores.unused(ran) if finding.code in check.active]
     if unused:
         reports[0].findings += unused
@@ -44,13 +43,14 @@ def settle(check: FileCheck, reports: list[FileReport], pragmas: tuple[Pragma, .
             left = [finding for finding in report.findings if not baseline.covers(finding, report)]
             report.baselined = len(report.findings) - len(left)
             report.findings = left
+    seen: set[tuple[object, ...]] = set()
     for report in reports:
-        report.findings = _distinct(report.findings)
+        report.findings = _distinct(report.findings, seen)
         report.findings.sort(key=lambda finding: (finding.line or 0, finding.column or 0, finding.code))
 
 
-def _distinct(findings: list[Finding]) -> list[Finding]:
-    seen: set[tuple[object, ...]] = set()
+def _distinct(findings: list[Finding], seen: set[tuple[object, ...]]) -> list[Finding]:
+    """Leave out what was said: jobs of one file share its comments and the files they point to."""
     kept = []
     for finding in findings:
         key = (finding.code, finding.file, finding.line, finding.column, finding.message)

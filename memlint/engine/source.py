@@ -178,7 +178,7 @@ def _documents(source: str) -> tuple[list[Document], str | None]:
                 raise UserError(f"{document.path}:{fatal.span.line}:{fatal.span.column}: {fatal.message}")
         return documents, None
     if _MODEL_ID.match(source) and not source.endswith((".yaml", ".yml", ".json", ".toml")):
-        text = f"memlint: 1\nmodel: {source}\n"
+        text = f'memlint: 1\nmodel: "{source}"\n'  # in quotes: `yes` and `1.5` are names too
         return load_documents(text, source, format="yaml"), source
     raise UserError(f"{source}: no such file or folder, and no Hugging Face model ID")
 

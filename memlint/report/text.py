@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from typing import Iterator
 
 from memlint.engine.result import CheckResult, FileReport, Prediction, Summary
 from memlint.findings import Finding, Severity
 from memlint.report.style import Style
 from memlint.units import gib
+
+_LINE_END = re.compile(r"\r\n|\n|\r")
+"""Line ends as memlint.document counts them: a form feed or U+2028 ends none."""
 
 _WIDEST = 160
 """Excerpt lines longer than this are cut around the carets."""
@@ -86,10 +90,10 @@ def excerpt(finding: Finding, text: str | None, style: Style) -> Iterator[str]:
     """Yield the line of the file with carets below it; nothing where the line is not there."""
     if text is None or finding.line is None:
         return
-    source = text.splitlines()
+    source = _LINE_END.split(text)
     if not 0 < finding.line <= len(source):
         return
-    raw = source[finding.line - 1]
+    raw = source[finding.line - 1].removeprefix("\ufeff")
     if not raw.strip() and not finding.label:
         return
     column = min(max(finding.column or 1, 1), len(raw) + 1)

@@ -24,8 +24,8 @@ def findings_of(meta: RuleMeta, context: FileContext) -> Iterator[Finding]:
             key=problem.key,
             file=problem.file if elsewhere else None,
             label=problem.label,
-            line=span.line if span else None,
-            column=span.column if span else None,
-            end_line=span.end_line if span else None,
+            line=span.line if span else problem.line,
+            column=span.column if span else problem.column,
+            end_line=span.end_line if span else problem.line,
             end_column=span.end_column if span else None,
         )

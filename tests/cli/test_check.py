@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import subprocess
 import sys
 
 import pytest
@@ -122,6 +123,50 @@ def test_standard_input_takes_its_name_from_stdin_filename(project, memlint, mon
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO((project / "big.yaml").read_bytes())))
     _, out, _ = memlint("check", "-", "--stdin-filename", "big.yaml", "--target", "24GiB")
     assert out == memlint("check", "big.yaml", "--target", "24GiB")[1]
+
+
+def test_standard_input_is_read_no_further_than_a_config_may_be_long(project, memlint, monkeypatch):
+    class Endless(io.RawIOBase):
+        taken = 0
+
+        def readable(self):
+            return True
+
+        def readinto(self, buffer):
+            self.taken += len(buffer)
+            assert self.taken < 16 << 20
+            buffer[:] = b"#" * len(buffer)
+            return len(buffer)
+
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BufferedReader(Endless())))
+    assert "skipped 1" in memlint("check", "-")[1]
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (("--stdin-filename", "a.yaml", "big.yaml"), "names what `-` reads"),
+        (("--write-baseline", "--baseline", "b.json", "--fix", "big.yaml"), "without --fix and --diff"),
+        (("--write-baseline", "--baseline", "b.json", "--diff", "big.yaml"), "without --fix and --diff"),
+    ],
+)
+def test_options_that_would_be_passed_over_are_refused(project, memlint, argv, words):
+    code, out, err = memlint("check", *argv)
+    assert (code, out) == (2, "")
+    assert words in err
+    assert not (project / "b.json").exists()
+
+
+def test_a_diff_counts_lines_as_git_does(project, memlint):
+    text = (project / "big.yaml").read_text()
+    (project / "big.yaml").write_bytes((text + 'versions: {x: "a\u2028b\x85c"}\n').replace("\n", "\r\n").encode())
+    out = memlint("check", "--diff", "--unsafe-fixes", "--target", "24GiB", "big.yaml")[1]
+    (project / "change.patch").write_bytes(out.encode())
+    assert "No newline at end of file" not in out
+    before = (project / "big.yaml").read_bytes()
+    done = subprocess.run(["git", "apply", "change.patch"], cwd=project, capture_output=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert (project / "big.yaml").read_bytes() != before
 
 
 def test_strongest_target_wins(project, memlint):

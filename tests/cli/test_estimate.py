@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import json
+import sys
 
 import jsonschema
 import pytest
@@ -109,6 +111,24 @@ def test_mistakes_exit_2_with_one_sentence(project, memlint, argv, message):
     assert (code, out) == (2, "")
     assert message in err
     assert len(err.splitlines()) == 1
+
+
+@pytest.mark.parametrize("name", ["yes", "null", "1.5", "1e5", "0x10", "2024-01-01"])
+def test_a_model_may_be_called_what_yaml_takes_for_something_else(project, memlint, name):
+    code, _, err = memlint("estimate", name, "--offline")
+    assert (code, err.split(" offline")[0]) == (2, f"memlint: error: {name}: the shape of `{name}` is not known")
+
+
+def test_compare_and_oom_say_what_is_wrong_in_a_config_as_estimate_does(project, memlint, monkeypatch):
+    """A bad value is replaced by a default: the figures are those of another run, which must be said."""
+    (project / "bad.yaml").write_text("memlint: 1\nmodel: shapes/one-b\ntraining: {micro_batchsize: 4}\n")
+    log = b"\xff\xfe CUDA out of memory. Tried to allocate 2.00 GiB\n"
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(log), encoding="utf-8"))
+    for argv in (("estimate", "bad.yaml"), ("compare", "bad.yaml", "small.yaml"), ("oom", "-", "--config", "bad.yaml")):
+        code, out, err = memlint(*argv)
+        assert code == 0
+        assert out
+        assert "bad.yaml:3:29: unknown key `micro_batchsize`" in err or "bad.yaml:3:12: unknown key" in err
 
 
 def test_explain_with_a_file_shows_its_arithmetic(project, memlint):

@@ -24,6 +24,18 @@ def test_init_writes_settings_and_a_hook(tmp_path, monkeypatch, memlint):
     assert {path.name: path.read_text() for path in tmp_path.iterdir()} == before
 
 
+def test_init_says_what_it_cannot_read(tmp_path, monkeypatch, memlint):
+    monkeypatch.chdir(tmp_path)
+    forget_settings()
+    path = tmp_path / ".pre-commit-config.yaml"
+    for content, words in ((b"repos:\n# \xff\n", "it is not UTF-8"), (b"a: 2024-13-45\n", "not valid YAML")):
+        path.write_bytes(content)
+        code, out, err = memlint("init")
+        assert (code, out) == (2, "")
+        assert words in err.splitlines()[-1]
+        assert path.read_bytes() == content
+
+
 def test_init_extends_a_pre_commit_config_and_keeps_the_rest(tmp_path, monkeypatch, memlint):
     monkeypatch.chdir(tmp_path)
     path = tmp_path / ".pre-commit-config.yaml"

@@ -110,7 +110,16 @@ def test_a_long_name_keeps_the_table_in_80_columns(capsys: pytest.CaptureFixture
     assert max(len(line) for line in capsys.readouterr().out.splitlines()) <= 80
 
 
-@pytest.mark.parametrize("arguments", [["nobody/no-such-model"], ["--micro-batch-size", "0"], ["./nowhere"]])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["nobody/no-such-model"],
+        ["--micro-batch-size", "0"],
+        ["--micro-batch-size", "9" * 400],
+        ["--sequence-length", "9" * 400],
+        ["./nowhere"],
+    ],
+)
 def test_a_mistake_is_one_sentence(capsys: pytest.CaptureFixture[str], arguments: list[str]) -> None:
     assert run(["scale", "--offline", *arguments]) == Exit.FAILED
     assert capsys.readouterr().err.startswith("memlint: error: ")
