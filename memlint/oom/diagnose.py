@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Any, Mapping
+from typing import TYPE_CHECKING, Callable, Mapping, Sequence
 
-from memlint.estimate.result import Estimate
-from memlint.job import TrainingJob
+from memlint.job import replace_fields
 from memlint.oom.hints import Hint, hint_of
 from memlint.oom.parse import OutOfMemory
 from memlint.oom.tensors import Candidate, candidates, matching, tokens_of_logits
+from memlint.plan import options, options_scale
+from memlint.plan.options_checkpointing import checkpointing
 from memlint.records import dataclass
 from memlint.units import GIB, MIB, gib
+
+if TYPE_CHECKING:
+    from memlint.estimate.result import Estimate
+    from memlint.hardware.target import Target
+    from memlint.job import TrainingJob
+    from memlint.plan.remedy import Remedy
 
 CONTEXT_LIMIT = int(1.4 * GIB)
 """A stray process with no more than this holds a bare CUDA context (870 MB to 1.2 GB: pytorch/pytorch#49481)."""
@@ -69,18 +76,16 @@ def _cause(event: OutOfMemory) -> tuple[str, str]:
     if requested is not None and event.free is not None and event.free >= requested:
         return (
             "external-limit",
-            f"{gib(event.free, 2)} GiB were free, more than the {gib(requested, 2)} GiB asked for: the driver refused "
-            f"(WSL or a "
-            "virtual machine's limit, pinned host memory, or another process that took it meanwhile)",
+            f"{gib(event.free, 2)} GiB were free, more than the {gib(requested, 2)} GiB asked for: the driver refused"
+            " (WSL or a virtual machine's limit, pinned host memory, or another process that took it meanwhile)",
         )
     others = sum(size for _, size in event.others) or _hidden_others(event)
     if others >= min(requested or 512 * MIB, 512 * MIB):
         if event.others and all(size <= CONTEXT_LIMIT for _, size in event.others):
             return (
                 "stray-contexts",
-                f"{len(event.others)} other processes hold {gib(others, 2)} GiB on this GPU, each no more than a CUDA "
-                f"context: "
-                "other ranks have touched it",
+                f"{len(event.others)} other processes hold {gib(others, 2)} GiB on this GPU, each no more than a CUDA"
+                " context: other ranks have touched it",
             )
         return "other-processes", f"other processes hold {gib(others, 2)} GiB of this GPU"
     if (
@@ -90,9 +95,8 @@ def _cause(event: OutOfMemory) -> tuple[str, str]:
     ):
         return (
             "fragmentation",
-            f"PyTorch holds {gib(event.reserved_free, 2)} GiB reserved but free, more than the {gib(requested, 2)} "
-            f"GiB asked for, in "
-            "pieces that are too small",
+            f"PyTorch holds {gib(event.reserved_free, 2)} GiB reserved but free, more than the {gib(requested, 2)} GiB"
+            " asked for, in pieces that are too small",
         )
     return "excess", "the run needs more than the GPU has"
 
@@ -192,53 +196,62 @@ def _first_steps(event: OutOfMemory, cause: str, hint: Hint | None) -> list[Step
     return steps
 
 
-RECOVERY: tuple[tuple[str, dict[str, Any]], ...] = (
-    ("micro batch 1", {"training.micro_batch_size": 1}),
-    ("mixed precision", {"training.precision.autocast": "bf16"}),
-    ("activation checkpointing", {"training.checkpointing.mode": "full"}),
-    ("a fused loss", {"training.loss": "fused"}),
-    ("an 8-bit optimizer", {"training.optimizer": "paged-adamw-8bit"}),
-    ("half the sequence", {"training.sequence_length": 0}),
-    ("LoRA", {"training.method": "lora"}),
+Found = Callable[["TrainingJob", "Target | None"], Sequence["Remedy"]]
+
+RECOVERY: tuple[tuple[str, Found], ...] = (
+    ("micro batch 1", lambda job, target: options_scale.micro_batches(job)[-1:]),
+    ("mixed precision", options.mixed_precision),
+    ("activation checkpointing", lambda job, target: _named("checkpointing-full", checkpointing(job, 0))),
+    ("a fused loss", lambda job, target: options.fused_loss(job)),
+    ("an 8-bit optimizer", lambda job, target: _paged(job)),
+    ("half the sequence", lambda job, target: _half(job)),
+    ("LoRA", lambda job, target: _named("lora", options_scale.adapters(job))),
 )
-"""Techniques in the handbook's order: a minimal batch first, then one after the other, each on top of those before."""
+"""Techniques in the handbook's order, and the planner's remedy of each (none where a job has it already): a minimal
+batch first, then one after the other, each on top of those before."""
+
+SHORT = 512
+"""Tokens: a sequence is not halved below what most samples of a chat data set need; a choice of memlint."""
 
 
-def recovery(job: TrainingJob, predict: Any, usable: int | None) -> list[Step]:
-    """The recovery steps of a job, each with the peak predicted when it is added to those before it."""
-    from memlint.job import replace_fields
+def recovery(
+    job: TrainingJob,
+    predict: Callable[[TrainingJob], Estimate | None],
+    usable: int | None,
+    target: Target | None = None,
+) -> list[Step]:
+    """The recovery steps of a job, each with the peak predicted when it is added to those before it.
 
+    ``usable``: bytes that the high end may take, None where that is not known.
+    """
     steps: list[Step] = []
     current = job
     best: int | None = None
-    for name, changes in RECOVERY:
-        if _without_effect(current, name):
-            continue
-        if name == "half the sequence":
-            changes = {"training.sequence_length": max(1, current.training.sequence_length // 2)}
-        if name == "micro batch 1":
-            times = current.training.micro_batch_size * current.training.gradient_accumulation_steps
-            changes = {**changes, "training.gradient_accumulation_steps": times}
-        changed = replace_fields(current, changes)
-        estimate: Estimate | None = predict(changed)
-        if estimate is None or (best is not None and estimate.device_bytes >= best):
-            continue
-        current, best = changed, estimate.device_bytes
-        fits = None if usable is None else estimate.high_bytes <= usable
-        steps.append(Step(text=name, device_bytes=estimate.device_bytes, fits=fits))
-        if fits:
-            break
+    for name, remedies in RECOVERY:
+        for remedy in remedies(current, target):
+            changed = replace_fields(current, remedy.changes)
+            estimate = predict(changed)
+            if estimate is None or (best is not None and estimate.device_bytes >= best):
+                continue
+            current, best = changed, estimate.device_bytes
+            fits = None if usable is None else estimate.high_bytes <= usable
+            words = "a mini batch of 1, with cached gradients" if remedy.name == "mini-batch-1" else name
+            steps.append(Step(text=words, device_bytes=estimate.device_bytes, fits=fits))
+            if fits:
+                return steps
     return steps
 
 
-def _without_effect(job: TrainingJob, name: str) -> bool:
-    training = job.training
-    return {
-        "micro batch 1": training.micro_batch_size == 1,
-        "mixed precision": training.precision.weights != "fp32" or training.precision.autocast is not None,
-        "activation checkpointing": training.checkpointing.mode != "none",
-        "a fused loss": training.loss != "standard" or training.objective != "causal-lm",
-        "an 8-bit optimizer": "8bit" in training.optimizer or training.method not in ("full", "freeze"),
-        "half the sequence": training.sequence_length <= 512,
-        "LoRA": training.method not in ("full", "freeze"),
-    }[name]
+def _named(name: str, found: Sequence[Remedy]) -> list[Remedy]:
+    return [remedy for remedy in found if remedy.name == name]
+
+
+def _paged(job: TrainingJob) -> list[Remedy]:
+    """Paged 8-bit states, where states are large: an adapter's are not."""
+    paged = options.paged_states(job) if job.training.method in ("full", "freeze") else None
+    return [paged] if paged is not None and "8bit" not in job.training.optimizer else []
+
+
+def _half(job: TrainingJob) -> list[Remedy]:
+    length = job.training.sequence_length
+    return [options_scale.sequence(length // 2)] if length > SHORT else []

@@ -5,8 +5,8 @@ Forms, by the PyTorch release that printed them (c10/cuda/CUDACachingAllocator.c
 * up to 1.3: ``(GPU 0; 10.76 GiB total capacity; 9.79 GiB already allocated; 20.00 MiB free; 60.00 MiB cached)``
 * 1.4 to 2.0: ``(...; 9.92 GiB reserved in total by PyTorch)``, and a hint about max_split_size_mb
 * from 2.1: ``GPU 0 has a total capacity (capacty) of 79.15 GiB of which 10.62 MiB is free. Process 7 has 79.13 GiB
-memory in
-  use. Of the allocated memory 77.50 GiB is allocated by PyTorch, and 1.00 GiB is reserved by PyTorch but unallocated``
+  memory in use. Of the allocated memory 77.50 GiB is allocated by PyTorch, and 1.00 GiB is reserved by PyTorch but
+  unallocated``
 * without figures: ``CUDA error: out of memory``, ``CUBLAS_STATUS_ALLOC_FAILED``, NCCL's, and the host's allocator.
 """
 
@@ -17,8 +17,9 @@ import re
 from memlint.records import dataclass
 
 _UNITS = {"bytes": 1, "b": 1, "kib": 1024, "mib": 1024**2, "gib": 1024**3, "tib": 1024**4}
-_UNITS.update({"kb": 1024, "mb": 1024**2, "gb": 1024**3})
-_SIZE = r"([\d.,]+)\s*(bytes|[KMGT]i?B)"
+_UNITS.update({"kb": 1024, "mb": 1024**2, "gb": 1024**3, "tb": 1024**4})
+_SIZE = r"(?<![\d.,])(\d[\d,]{0,19}(?:\.\d{1,9})?)\s*(bytes|[KMGT]i?B)"
+"""A number and its unit. A log is anybody's text: more digits than 64 bits have, or two points, are no size."""
 LIMIT = 64 * 1024 * 1024
 """Longest log that is read; of a longer one the end, where the crash is."""
 
@@ -115,7 +116,7 @@ def _read(text: str, raw: str, line: int, frames: tuple[str, ...]) -> OutOfMemor
     text = text[: end if end > 0 else 1200]
     rank = _RANK.match(raw)
     if "CPUAllocator" in text:
-        asked = re.search(r"allocate (\d+) bytes", text)
+        asked = re.search(r"allocate (\d{1,19}) bytes", text)
         return OutOfMemory(
             device="host", requested=int(asked.group(1)) if asked else None, line=line, text=text.strip(), frames=frames
         )
@@ -125,7 +126,7 @@ def _read(text: str, raw: str, line: int, frames: tuple[str, ...]) -> OutOfMemor
         return _bytes(match.group(1), match.group(2)) if match else None
 
     requested = re.search(rf"Tried to allocate {_SIZE}", text, re.I)
-    gpu = re.search(r"GPU:? (\d+)", text)
+    gpu = re.search(r"GPU:? (\d{1,4})\b", text)
     allocated = size(rf"{_SIZE} already allocated") or size(rf"Of the allocated memory {_SIZE} is allocated")
     total_reserved = size(rf"{_SIZE} reserved in total") or size(rf"{_SIZE} cached")
     unallocated = size(rf"{_SIZE} is reserved by PyTorch but unallocated")
@@ -133,13 +134,13 @@ def _read(text: str, raw: str, line: int, frames: tuple[str, ...]) -> OutOfMemor
         # Before 1.4 "cached" already excluded what was allocated.
         unallocated = total_reserved if "cached" in text else max(0, total_reserved - allocated)
     own = size(rf"this process has {_SIZE} memory in use")
-    processes = re.findall(rf"Process (\d+) has {_SIZE} memory in use", text, re.I)
+    processes = re.findall(rf"Process (\d{{1,19}}) has {_SIZE} memory in use", text, re.I)
     others: list[tuple[str, int]] = [
         (number, _bytes(value, unit)) for number, value, unit in processes if float(value.replace(",", ""))
     ]
     if own is None and others:
-        own = _own(others, allocated, unallocated)
-        others = [item for item in others if item[1] != own]
+        place = _own(others, allocated, unallocated)
+        own = others.pop(place)[1] if place is not None else None
     return OutOfMemory(
         device="nccl" if re.search(r"nccl|cuda calloc", text + raw, re.I) and requested is None else "cuda",
         gpu=int(gpu.group(1)) if gpu else None,
@@ -161,9 +162,11 @@ def _read(text: str, raw: str, line: int, frames: tuple[str, ...]) -> OutOfMemor
 
 
 def _own(processes: list[tuple[str, int]], allocated: int | None, unallocated: int | None) -> int | None:
-    """Which of the listed processes is ours: the one that holds what PyTorch says it reserved, and little more."""
+    """Which of the listed processes is ours, by place: the one that holds what PyTorch says it reserved, and little
+    more; the first of those that hold the same.
+    """
     if allocated is None:
         return None
     reserved = allocated + (unallocated or 0)
-    fitting = [size for _, size in processes if size >= reserved * 0.99]
-    return min(fitting) if fitting else None
+    fitting = [place for place, (_, size) in enumerate(processes) if size >= reserved * 0.99]
+    return min(fitting, key=lambda place: processes[place][1], default=None)

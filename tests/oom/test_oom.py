@@ -154,8 +154,70 @@ def test_hostile_logs_end_in_an_answer() -> None:
     for text in (
         "CUDA out of memory. Tried to allocate 9e999 GiB",
         "CUDA out of memory " * 10_000,
+        "CUDA out of memory. Tried to allocate ... GiB",
+        "CUDA out of memory. Tried to allocate 1.2.3 GiB",
+        f"CUDA out of memory. Tried to allocate {'9' * 400} GiB",
+        f"CUDA out of memory. GPU {'9' * 5000} has a total capacity of 1 GiB",
+        f"CUDA out of memory. Process {'9' * 5000} has 1.00 GiB memory in use",
+        f"DefaultCPUAllocator: can't allocate memory: you tried to allocate {'9' * 5000} bytes",
         "\0" * 1000,
         "GPU " * 50_000,
     ):
         for event in find(text):
             diagnose(event)
+
+
+def test_a_device_of_terabytes_is_read() -> None:
+    (event,) = find("CUDA out of memory. Tried to allocate 1.50 TB (GPU 0; 2.00 TiB total capacity; 1.00 TB free)")
+    assert (event.requested, event.capacity, event.free) == (3 * 2**39, 2**41, 2**40)
+
+
+def test_of_two_processes_of_one_size_one_is_another() -> None:
+    (event,) = find(
+        "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.15 GiB of which 1.15 GiB is"
+        " free. Process 7 has 39.00 GiB memory in use. Process 8 has 39.00 GiB memory in use. Of the allocated memory"
+        " 38.00 GiB is allocated by PyTorch, and 512.00 MiB is reserved by PyTorch but unallocated."
+    )
+    assert (event.process, [size for _, size in event.others]) == (39 * GIB, [39 * GIB])
+
+
+def test_the_crash_is_looked_for_at_the_end_of_standard_input(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import io
+
+    monkeypatch.setattr("memlint.oom.parse.LIMIT", 4096)
+    text = b"loss \xff 1.0\n" * 1000 + b"CUDA out of memory. Tried to allocate 2.00 GiB\n"
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(text), encoding="utf-8"))
+    assert main(["oom", "-"]) == 0
+    assert "asked for 2.00" in capsys.readouterr().out
+
+
+def _recovery(path: Path, text: str, capsys: pytest.CaptureFixture[str]) -> list[str]:
+    config, log = path / "job.yaml", path / "crash.log"
+    config.write_text("memlint: 1\n" + text)
+    log.write_text("CUDA out of memory. Tried to allocate 2.00 GiB\n")
+    assert main(["oom", str(log), "--config", str(config), "--offline", "--output-format", "json"]) == 0
+    return [step["step"] for step in json.loads(capsys.readouterr().out)["recovery"]]
+
+
+def test_rows_that_are_compared_with_each_other_stay_together(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A contrastive loss over one row has nothing to tell apart: its rows are embedded one by one instead."""
+    text = (
+        "model: Qwen/Qwen3-Embedding-0.6B\n"
+        "training: {objective: contrastive, micro_batch_size: 64, sequence_length: 512}\nhardware: {target: RTX3090}\n"
+    )
+    steps = _recovery(tmp_path, text, capsys)
+    assert "micro batch 1" not in steps
+    assert steps[0] == "a mini batch of 1, with cached gradients"
+
+
+def test_a_step_that_leaves_no_margin_does_not_fit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`check` calls this job tight as it is (its high end lies within 5 % of the end), so a step must follow."""
+    text = (
+        "model: Qwen/Qwen3-4B\ntraining: {micro_batch_size: 2, sequence_length: 4096, activation_checkpointing: full}\n"
+        "hardware: {target: A100-80GB}\n"
+    )
+    assert len(_recovery(tmp_path, text, capsys)) > 1
