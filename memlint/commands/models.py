@@ -104,6 +104,7 @@ def add(model_id: str, *, folder: str = ".", config_file: str | None = None, off
     from memlint.models.config import read_config
     from memlint.models.ids import file_name, is_model_id
     from memlint.models.resolve import PROJECT_FOLDER
+    from memlint.report.write import write_atomically
 
     if not is_model_id(model_id):
         raise UserError(f"`{model_id}` is not a Hugging Face model ID (`organisation/name`)")
@@ -115,10 +116,9 @@ def add(model_id: str, *, folder: str = ".", config_file: str | None = None, off
     path = os.path.join(target, file_name(model_id))
     try:
         os.makedirs(target, exist_ok=True)
-        with open(path, "w", encoding="utf-8", newline="\n") as stream:
-            stream.write(json.dumps(config, indent=2, sort_keys=True) + "\n")
     except OSError as error:
-        raise UserError(f"cannot write `{path}`: {error.strerror}") from None
+        raise UserError(f"cannot write {path}: {error.strerror}") from None
+    write_atomically(path, json.dumps(config, indent=2, sort_keys=True) + "\n")
     return path
 
 

@@ -10,6 +10,7 @@ from memlint.errors import UserError
 from memlint.estimate.result import COMPONENTS
 from memlint.pictures.collect import Picture
 from memlint.pictures.svg import COLOURS, parts_of
+from memlint.report.text import printable
 from memlint.units import GIB
 
 
@@ -53,7 +54,7 @@ def _bars(pyplot: Any, pictures: Sequence[Picture]) -> Any:
             left += size / GIB
         if picture.usable is not None:
             axes.plot([picture.usable / GIB] * 2, [row - 0.45, row + 0.45], color="black", linestyle="--")
-    axes.set_yticks(range(len(pictures)), [picture.name for picture in pictures])
+    axes.set_yticks(range(len(pictures)), [_plain(picture.name) for picture in pictures])
     axes.invert_yaxis()
     axes.set_xlabel("GiB per GPU; dashed: usable")
     axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.35 / max(1, len(pictures)) - 0.1), ncols=5, fontsize=8)
@@ -74,7 +75,7 @@ def _timeline(pyplot: Any, picture: Picture) -> Any:
     if picture.usable is not None:
         axes.axhline(picture.usable / GIB, color="black", linestyle="--")
     axes.set_ylabel("GiB at the phase's peak")
-    axes.set_title(picture.name, fontsize=10)
+    axes.set_title(_plain(picture.name), fontsize=10)
     axes.legend(fontsize=8)
     return figure
 
@@ -97,5 +98,10 @@ def _heat_map(pyplot: Any, picture: Picture) -> Any:
     axes.set_yticks(range(len(lengths)), [f"{length:,}" for length in lengths])
     axes.set_xlabel("micro batch")
     axes.set_ylabel("sequence length")
-    axes.set_title(f"{picture.name}: peak in GiB", fontsize=10)
+    axes.set_title(f"{_plain(picture.name)}: peak in GiB", fontsize=10)
     return figure
+
+
+def _plain(words: str) -> str:
+    """Text as it is: matplotlib reads what stands between two dollars as a formula, and stops at one that is none."""
+    return printable(words).replace("$", r"\$")

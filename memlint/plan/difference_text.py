@@ -137,10 +137,12 @@ def _signed(size: int, digits: int = 2) -> str:
 def _cell(words: str) -> str:
     """Text from a config must not end a table's cell, start a link or ping somebody."""
     safe = _html(printable(words))
-    for mark in ("\\", "|", "`", "*", "_", "[", "]", "@", "#"):
-        safe = safe.replace(mark, f"\\{mark}" if mark != "@" else "@\u200b")
+    for mark in ("\\", "|", "`", "*", "_", "[", "]", "#"):
+        safe = safe.replace(mark, f"\\{mark}")
     return safe
 
 
 def _html(words: str) -> str:
-    return printable(words).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    """Text inside a tag, where Markdown is not read but a mention is still linked."""
+    safe = printable(words).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    return safe.replace("@", "@\u200b")

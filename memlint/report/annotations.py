@@ -63,7 +63,9 @@ def gitlab_report(result: CheckResult) -> str:
                 {
                     "description": f"{finding.name}: {finding.message}",
                     "check_name": finding.code,
-                    "fingerprint": sha256(f"{identity}:{seen[identity]}".encode()).hexdigest(),
+                    "fingerprint": sha256(
+                        f"{identity}:{seen[identity]}".encode("utf-8", "surrogateescape")
+                    ).hexdigest(),
                     "severity": _GITLAB[finding.severity],
                     "location": {
                         "path": finding.file or report.path,

@@ -58,6 +58,11 @@ def _rule(code: str) -> dict[str, Any]:
     }
 
 
+def _uri(path: str) -> str:
+    """Return a path as a URI reference; a file name that is not UTF-8 keeps its bytes."""
+    return quote(path.encode("utf-8", "surrogateescape"))
+
+
 def _result(finding: Finding, report: FileReport, index: dict[str, int]) -> dict[str, Any]:
     text = finding.message
     if finding.breakdown:
@@ -77,7 +82,7 @@ def _result(finding: Finding, report: FileReport, index: dict[str, int]) -> dict
         "locations": [
             {
                 "physicalLocation": {
-                    "artifactLocation": {"uri": quote(finding.file or report.path)},
+                    "artifactLocation": {"uri": _uri(finding.file or report.path)},
                     "region": region,
                 }
             }

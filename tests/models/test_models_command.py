@@ -113,6 +113,22 @@ def test_mistakes_are_one_sentence(
     assert not (project / ".memlint").exists()
 
 
+def test_a_saved_config_is_replaced_whole_or_not_at_all(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A check that runs beside `models add` must never read half a config."""
+    path = Path(add("me/mine", config_file="config.json"))
+    before = path.read_text()
+    (project / "other.json").write_text(json.dumps({**CONFIG, "vocab_size": 4096}))
+
+    def fail(*names: str) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.replace", fail)
+    with pytest.raises(UserError, match="cannot write"):
+        add("me/mine", config_file="other.json")
+    assert path.read_text() == before
+    assert [file.name for file in path.parent.iterdir()] == [path.name]
+
+
 def test_a_saved_file_that_broke_is_left_out_of_the_list(project: Path) -> None:
     path = Path(add("me/mine", config_file="config.json"))
     path.write_text("{")

@@ -105,6 +105,12 @@ def test_charts_as_files(project: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert "<svg" in (project / "charts" / "peaks.svg").read_text()
 
 
+def test_dollars_in_a_name_are_no_formula(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("matplotlib", reason="the extra `plot` is not installed")
+    (project / r"a$\frac$.yaml").write_text(SMALL)
+    assert main(["report", r"a$\frac$.yaml", "--png", "charts", "--offline"]) == 0
+
+
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 
 

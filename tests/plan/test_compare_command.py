@@ -107,7 +107,7 @@ class TestCompare:
         (tmp_path / name).write_text(BEFORE)
         _, out, _ = memlint("compare", name, name, "--offline", "--output-format", "markdown")
         assert "| y" not in out.splitlines()[4]
-        assert "@me" not in out.splitlines()[4]
+        assert "@me" not in out
         assert "[a](b)" not in out.splitlines()[4]
 
 

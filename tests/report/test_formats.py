@@ -149,3 +149,32 @@ def test_writing_through_a_link_keeps_the_link(tmp_path):
     write_atomically(str(link), "new")
     assert link.is_symlink()
     assert real.read_text() == "new"
+
+
+def test_a_disk_that_fills_up_leaves_the_old_file_alone(tmp_path):
+    resource = pytest.importorskip("resource")
+    path = tmp_path / "out.json"
+    path.write_text("old")
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
+    try:
+        with pytest.raises(UserError, match="cannot write"):
+            write_atomically(str(path), "new" * 10_000)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert path.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("output_format", FORMATS)
+def test_a_file_name_that_is_no_text_can_be_reported_and_written(output_format, tmp_path, finding, result_of):
+    name = b"runs/\xff.yaml".decode("utf-8", "surrogateescape")
+    written = render(result_of(FileReport(path=name, dialect="axolotl", findings=[finding()])), output_format)
+    write_atomically(str(tmp_path / "out"), written)
+    text = (tmp_path / "out").read_text(encoding="utf-8")
+    assert "runs/" in text
+    if output_format == "sarif":
+        location = json.loads(text)["runs"][0]["results"][0]["locations"][0]["physicalLocation"]["artifactLocation"]
+        assert location == {"uri": "runs/%FF.yaml"}
+    elif output_format in ("json", "gitlab"):
+        json.loads(text)
