@@ -61,6 +61,8 @@ def read_precision(run: Run) -> None:
     cfg = run.cfg
     bf16, bf16_key = _bf16(run)
     fp16 = cfg.flag("fp16")
+    if fp16 is None and bf16_key == "fp16":  # `auto` on a GPU without bf16
+        fp16 = not cfg.flag("float16")
     pure_bf16, pure_fp16 = cfg.flag("bfloat16"), cfg.flag("float16")
     if fp16 and bf16_key is None:
         bf16 = False
@@ -77,14 +79,14 @@ def read_precision(run: Run) -> None:
         dtype, key = "bf16", (bf16_key if bf16 else "bfloat16")
     elif fp16 or pure_fp16 or cfg.flag("load_in_8bit"):
         dtype = "fp16"
-        key = next(name for name in ("fp16", "float16", "load_in_8bit") if cfg.flag(name))
+        key = next((name for name in ("fp16", "float16", "load_in_8bit") if cfg.flag(name)), cfg.has("bf16"))
     else:
-        dtype, key = "fp32", cfg.has("float32", "bf16", "fp16")
+        dtype, key = "fp32", cfg.has("float32", "bf16", "fp16") or ("bf16" if "bf16" in cfg.data else None)
     _set(run, "training.precision.weights", dtype, key)
     autocast = "bf16" if bf16 or pure_bf16 else "fp16" if fp16 else None
     _set(run, "training.precision.autocast", autocast, key)
     if autocast == "fp16":
-        run.put("training.precision.grad_scaler", True, "fp16")
+        _set(run, "training.precision.grad_scaler", True, key)
     if cfg.flag("fp8"):
         run.put("training.precision.fp8", True, "fp8")
     _fp32_modules(run, dtype)
@@ -98,12 +100,19 @@ def _set(run: Run, name: str, value: Any, key: str | None) -> None:
 
 
 def _bf16(run: Run) -> tuple[bool, str | None]:
+    """Whether ``bf16`` is on, and the key that says so: ``fp16`` where `auto` takes that for the GPU's sake."""
     cfg = run.cfg
     raw = cfg.raw("bf16")
     if isinstance(raw, str) and raw.strip().lower() == "full":
         run.reject("bf16", f"`bf16: full` is no longer accepted by axolotl {VERSION}; use `true`")
         return True, "bf16"
+    if raw is None and "bf16" in cfg.data:
+        run.assume("`bf16:` is empty, which axolotl takes as off, not as `auto`")
+        return False, "bf16"
     if raw is None or is_auto(raw):
+        target = getattr(run.context, "target", None)
+        if target is not None and target.bf16 is False:
+            return False, "fp16"
         if not cfg.flag("fp16"):
             run.assume("`bf16: auto` is taken as bf16: the GPU is Ampere or newer")
         return True, "bf16" if raw is not None else None

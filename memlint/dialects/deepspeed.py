@@ -159,6 +159,7 @@ def apply_settings(draft: JobDraft, settings: DeepSpeedSettings, section: Sectio
         put("parallelism.tensor", settings.tensor, "tensor")
     if settings.sequence > 1:
         put("parallelism.context", settings.sequence, "sequence")
+    draft.assumptions.extend(settings.unmodelled)
     if settings.compile:
         put("training.compile", True, "compile")
     if settings.optimizer is not None:

@@ -5,11 +5,11 @@ Source: DeepSpeed 0.19.8, ``runtime/{config,constants,precision_config}.py`` and
 
 from __future__ import annotations
 
-from typing import Any, Mapping
+from typing import Any, Iterator, Mapping
 
 from memlint.dialects.base import Problem
 from memlint.dialects.spelling import near_misses
-from memlint.dialects.values import Section, is_auto, show, words
+from memlint.dialects.values import Section, as_float, as_int, as_mapping, is_auto, show, words
 from memlint.records import dataclass
 
 AUTO = -1
@@ -144,6 +144,8 @@ class DeepSpeedSettings:
     compile: bool = False
     checkpointing_section: bool = False
     """``activation_checkpointing`` asks for something, which models of transformers never look at."""
+    unmodelled: tuple[str, ...] = ()
+    """Settings in use that change memory and are not followed, as sentences for the user."""
     keys: Mapping[str, tuple[str | int, ...]]
     """Field name -> key path inside the file, for origins."""
     file: str | None = None
@@ -166,16 +168,12 @@ def read_config(section: Section, *, shipped: str | None = None) -> DeepSpeedSet
             values[field] = value
             keys[field] = where.path(name)
 
-    keep(
-        "micro_batch_size", section, "train_micro_batch_size_per_gpu", _count(section, "train_micro_batch_size_per_gpu")
-    )
-    keep(
-        "gradient_accumulation_steps",
-        section,
-        "gradient_accumulation_steps",
-        _count(section, "gradient_accumulation_steps"),
-    )
-    keep("train_batch_size", section, "train_batch_size", _count(section, "train_batch_size"))
+    for field, name in (
+        ("micro_batch_size", "train_micro_batch_size_per_gpu"),
+        ("gradient_accumulation_steps", "gradient_accumulation_steps"),
+        ("train_batch_size", "train_batch_size"),
+    ):
+        keep(field, section, name, section.integer(name, minimum=1))
     keep("gradient_clipping", section, "gradient_clipping", section.number("gradient_clipping", minimum=0))
     _precision(section, keep)
     zero = section.section("zero_optimization")
@@ -203,10 +201,6 @@ def read_config(section: Section, *, shipped: str | None = None) -> DeepSpeedSet
     ):
         keep("checkpointing_section", section, "activation_checkpointing", True)
     return DeepSpeedSettings(keys=keys, file=section.file, source=shipped, **values)
-
-
-def _count(section: Section, name: str) -> int | None:
-    return section.integer(name, minimum=1)
 
 
 def _precision(section: Section, keep: Any) -> None:
@@ -272,6 +266,20 @@ def _zero(zero: Section, keep: Any) -> None:
             keep(field, zero, name, AUTO if automatic else zero.integer(name, minimum=0))
     keep("contiguous_gradients", zero, "contiguous_gradients", zero.flag("contiguous_gradients"))
     keep("overlap_comm", zero, "overlap_comm", zero.flag("overlap_comm"))
+    if stage == 3:
+        keep("unmodelled", zero, "stage", tuple(_not_followed(zero)) or None)
+
+
+def _not_followed(zero: Section) -> Iterator[str]:
+    """DeepSpeed 0.19.8 runtime/zero/{config,offload_config}.py; all of it is for stage 3 alone."""
+    part = as_mapping(zero.data.get("offload_optimizer")) or {}
+    ratio = as_float(part.get("ratio"))
+    if ratio is not None and ratio < 1 and part.get("device") in ("cpu", "nvme"):
+        yield f"`ratio: {ratio:g}` leaves a part of the optimizer on the GPU: counted as if all of it were offloaded"
+    if (as_int(zero.data.get("zero_hpz_partition_size")) or 1) > 1:
+        yield "`zero_hpz_partition_size` keeps a second partition of the parameters on each node: not counted"
+    if (as_int(zero.data.get("mics_shard_size")) or 0) > 0:
+        yield "`mics_shard_size` shards within groups of GPUs: counted as if over all of them"
 
 
 def batch_problem(settings: DeepSpeedSettings) -> Problem | None:

@@ -18,7 +18,8 @@ class Files:
 
     search_root = "."
 
-    def __init__(self, files=None, gpus=None, versions=None):
+    def __init__(self, files=None, gpus=None, versions=None, target=None):
+        self.target = target
         self.files = files or {}
         self.gpus = gpus
         self.versions = versions or {}

@@ -7,6 +7,7 @@ from dialect_reading import Files, document, fixture, job, read, said, stated_or
 
 from memlint.dialects.axolotl import AXOLOTL
 from memlint.dialects.axolotl_model import FP32_MODULES, MULTIMODAL_MODULES
+from memlint.hardware.parse import parse_target
 
 BASE = """
 base_model: meta-llama/Llama-3.2-1B
@@ -95,6 +96,25 @@ class TestPrecision:
         read_job = job(AXOLOTL, BASE)
         assert read_job.training.precision.weights == "bf16"
         assert any("Ampere" in sentence for sentence in read_job.assumptions)
+
+    @pytest.mark.parametrize("text", ["", "bf16: auto"])
+    def test_auto_is_fp16_on_a_gpu_without_bf16(self, text):
+        """utils/config/__init__.py resolve_dtype."""
+        old = parse_target("T4")
+        precision = training(text, target=old).precision
+        assert (precision.weights, precision.autocast, precision.grad_scaler) == ("fp16", "fp16", True)
+        assert not any("Ampere" in sentence for sentence in job(AXOLOTL, BASE + text, target=old).assumptions)
+        assert training(text + "\nfp16: false", target=old).precision.weights == "fp32"
+        assert training(text, target=parse_target("A100-80GB")).precision.weights == "bf16"
+
+    def test_an_empty_bf16_is_off(self):
+        """The schema's default stands where the key is absent; a null is a value, and false."""
+        read_job = job(AXOLOTL, BASE + "bf16:\nfp16:\n")
+        precision = read_job.training.precision
+        assert (precision.weights, precision.autocast) == ("fp32", None)
+        assert read_job.origin("training.precision.weights").key == ("bf16",)
+        assert any("`bf16:` is empty" in sentence for sentence in read_job.assumptions)
+        assert training("bf16:\nfp16: true").precision.weights == "fp16"
 
     def test_fp16_wins_over_auto_and_scales_gradients(self):
         precision = training("fp16: true\nbf16: auto").precision
@@ -418,6 +438,22 @@ class TestParallelism:
         assert reading.companions == ("ds.json",)
         found = reading.jobs[0].parallelism
         assert (found.strategy, found.offload) == ("zero2", "optimizer")
+
+    @pytest.mark.parametrize(
+        ("zero", "word"),
+        [
+            ({"offload_optimizer": {"device": "cpu", "ratio": 0.3}}, "ratio: 0.3"),
+            ({"zero_hpz_partition_size": 8}, "zero_hpz_partition_size"),
+            ({"mics_shard_size": 8}, "mics_shard_size"),
+        ],
+    )
+    def test_what_is_not_followed_of_zero_3_is_said(self, zero, word):
+        for stage, count in ((3, 1), (2, 0)):
+            files = {"ds.json": {"zero_optimization": {"stage": stage, **zero}}}
+            notes = job(AXOLOTL, BASE + "deepspeed: ds.json", files=files).assumptions
+            assert sum(word in note for note in notes) == count
+        plain = {"ds.json": {"zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpu", "ratio": 1}}}}
+        assert not any("counted" in note for note in job(AXOLOTL, BASE + "deepspeed: ds.json", files=plain).assumptions)
 
     def test_an_unknown_deepspeed_file_is_missing(self):
         assert [key for key, _ in problems("deepspeed: own/special.json", "MEM008")] == ["deepspeed"]
