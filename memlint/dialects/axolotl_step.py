@@ -7,7 +7,7 @@ from typing import Any
 from memlint.dialects.axolotl_base import CLIPPING, VERSION, Run
 from memlint.dialects.low_rank import read_low_rank
 from memlint.dialects.names import HF_OPTIMIZERS, LAYERWISE_OPTIMIZERS
-from memlint.dialects.values import Section, as_bool, did_you_mean
+from memlint.dialects.values import Section, as_bool, did_you_mean, words
 
 RL = ("dpo", "gdpo", "grpo", "ipo", "orpo", "kto", "simpo", "ebft")
 """RLType of axolotl 0.19 utils/schemas/enums.py."""
@@ -43,6 +43,16 @@ _LIGER_KERNELS = {
     "liger_cross_entropy": "cross_entropy",
 }
 _LIGER_LOSS = "liger_fused_linear_cross_entropy"
+_NOT_FOLLOWED = tuple(
+    sorted(
+        words(
+            """dense_mixer experts_implementation fused_attn_kernel large_head_attention lisa_step_interval
+            model_quantization_config ple_cpu_offload qat relora_cpu_offload shrink_embeddings tiled_mlp
+            use_grouped_moe_kernels use_kernels use_scattermoe use_sonicmoe"""
+        )
+    )
+)
+"""Keys that change what a step holds in ways that are not modelled; each is said."""
 _LOSS_KEYS = ("cut_cross_entropy", "chunked_cross_entropy", "liger_cross_entropy", _LIGER_LOSS)
 
 
@@ -278,6 +288,6 @@ def read_optimizer(run: Run) -> None:
     compiling = cfg.raw("torch_compile")
     if compiling == "auto" or cfg.flag("torch_compile"):
         run.put("training.compile", True, "torch_compile")
-    for key in ("tiled_mlp", "lisa_step_interval", "relora_cpu_offload"):
+    for key in _NOT_FOLLOWED:
         if cfg.raw(key):
             run.assume(f"`{key}` is not modelled: the figure is that of the run without it")

@@ -103,6 +103,10 @@ class HfTrainer:
         home.dtype(old)
         home.attention()
         draft.set("training.padding", True, default="default of transformers 5.24: data/data_collator.py")
+        if inner.number("label_smoothing_factor"):
+            draft.assumptions.append(
+                "`label_smoothing_factor` takes the loss from all logits outside the model: its copies are not counted"
+            )
         if section.data.get("finetuning_type") is None:
             draft.assumptions.append("read as a script on the HF Trainer; what its code changes is not seen")
         apply_sharding(draft, inner, context, companions, framework="hf-trainer")

@@ -224,7 +224,7 @@ def apply_sharding(
     options, fsdp_on = _fsdp_options(section)
     if deepspeed and fsdp_on:
         section.problem(
-            "MEM007",
+            "MEM003",
             "fsdp",
             "`fsdp` and `deepspeed` cannot be used together; keep one",
             label="the Trainer refuses both",

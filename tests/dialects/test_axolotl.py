@@ -455,6 +455,13 @@ class TestParallelism:
         plain = {"ds.json": {"zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpu", "ratio": 1}}}}
         assert not any("counted" in note for note in job(AXOLOTL, BASE + "deepspeed: ds.json", files=plain).assumptions)
 
+    @pytest.mark.parametrize("line", ["qat: {weight_dtype: int4}", "use_sonicmoe: true", "tiled_mlp: true"])
+    def test_what_is_not_followed_is_said(self, line):
+        key = line.partition(":")[0]
+        assert any(note.startswith(f"`{key}` is not modelled") for note in job(AXOLOTL, BASE + line).assumptions)
+        off = job(AXOLOTL, BASE + f"{key}: false").assumptions
+        assert not any("not modelled" in note for note in off)
+
     def test_an_unknown_deepspeed_file_is_missing(self):
         assert [key for key, _ in problems("deepspeed: own/special.json", "MEM008")] == ["deepspeed"]
 
