@@ -13,6 +13,10 @@ _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_exp
 _PER_TOKEN = ("num_experts_per_tok", "moe_topk", "moe_top_k", "num_experts_per_token", "moe_k")
 _HEAD_DIMS = ("head_dim", "d_kv", "qk_nope_head_dim", "kv_channels", "attention_head_dim")
 
+MOST_BLOCKS = 1000
+"""Blocks of all stages of an image network together (`depths`), each of which is run by itself: twenty times those of
+the deepest in use (SegFormer B5 52, ResNet-152 50, ConvNeXt XL 36, Swin L 24, by their config.json)."""
+
 _HEADS_OF_THEIR_OWN = frozenset(
     (
         "mamba",
@@ -45,6 +49,7 @@ def contradictions(stated: Mapping[Any, Any], values: Mapping[str, Any], path: K
     problems += _experts(stated, values, path)
     problems += _no_choice(values, path)
     problems += _layer_types(stated, values, path)
+    problems += _stages(stated, path)
     for name, inner in values.items():
         if name.endswith("_config") and isinstance(inner, Mapping) and isinstance(stated.get(name), Mapping):
             problems += contradictions(stated[name], inner, (*path, name))
@@ -123,3 +128,16 @@ def _layer_types(stated: Mapping[Any, Any], values: Mapping[str, Any], path: Key
         return []
     message = f"`layer_types` is of length {len(kinds)} where `num_hidden_layers` is {depth}"
     return [ConfigProblem((*path, "layer_types"), message)]
+
+
+def _stages(stated: Mapping[Any, Any], path: KeyPath) -> list[ConfigProblem]:
+    depths = stated.get("depths")
+    if not isinstance(depths, list):
+        return []
+    numbers = [depth for depth in depths if isinstance(depth, int) and depth > 0]
+    if len(depths) <= MOST_BLOCKS and sum(numbers) <= MOST_BLOCKS:
+        return []
+    message = (
+        f"`depths` are {sum(numbers)} blocks in {len(depths)} stages; more than {MOST_BLOCKS} are no image network"
+    )
+    return [ConfigProblem((*path, "depths"), message)]

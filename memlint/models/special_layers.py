@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import cycle, islice
 from typing import Any, Callable, Mapping
 
 from memlint.models.fields import MAX_LAYERS
@@ -15,6 +16,11 @@ def layers(values: Mapping[str, Any], name: str = "num_hidden_layers") -> int:
     """Return the number of layers, within bounds; 0 when it is not a number."""
     count = values.get(name)
     return count if isinstance(count, int) and 0 <= count <= MAX_LAYERS else 0
+
+
+def _whole_numbers(listed: Any) -> set[int] | None:
+    """A list of layers as a set, in which many layers are found quickly; None where it is no list."""
+    return {number for number in listed if isinstance(number, int)} if isinstance(listed, list) else None
 
 
 def rename(**names: str) -> Step:
@@ -97,8 +103,9 @@ def gpt_neo(values: Values, stated: Mapping[str, Any]) -> None:
     kinds: list[str] = []
     for item in values.get("attention_types") or [[["global", "local"], 12]]:
         if isinstance(item, list) and len(item) == 2 and isinstance(item[0], list) and isinstance(item[1], int):
-            kinds += item[0] * min(max(item[1], 0), MAX_LAYERS)
-    values["attention_layers"] = kinds[:MAX_LAYERS]
+            written = len(item[0]) * max(item[1], 0)
+            kinds += islice(cycle(item[0]), min(written, MAX_LAYERS - len(kinds)))
+    values["attention_layers"] = kinds
 
 
 def jamba(values: Values, stated: Mapping[str, Any]) -> None:
@@ -121,7 +128,7 @@ def lfm2(values: Values, stated: Mapping[str, Any]) -> None:
     """LFM2: attention in the listed layers, short convolution in the others."""
     rename(tie_embedding="tie_word_embeddings", block_ff_dim="intermediate_size")(values, stated)
     if stated.get("layer_types") is None:
-        full = values.get("full_attn_idxs")
+        full = _whole_numbers(values.get("full_attn_idxs"))
         values["layer_types"] = [
             "full_attention" if full is None or i in full else "conv" for i in range(layers(values))
         ]
@@ -161,8 +168,8 @@ def kimi_linear(values: Values, stated: Mapping[str, Any]) -> None:
         if inner.get(old) is not None:
             values[new] = inner[old]
     if stated.get("layer_types") is None:
-        full = inner.get("full_attn_layers")
-        if isinstance(full, list):
+        full = _whole_numbers(inner.get("full_attn_layers"))
+        if full is not None:
             values["layer_types"] = [
                 "full_attention" if i + 1 in full else "linear_attention" for i in range(layers(values))
             ]

@@ -9,6 +9,9 @@ from memlint.records import dataclass
 
 KeyPath = tuple[str | int, ...]
 
+MAX_BITS = 1024
+"""Of a whole number in a config; no float reaches further."""
+
 
 @dataclass(frozen=True, slots=True)
 class ConfigProblem:
@@ -41,6 +44,10 @@ def explain(config: Mapping[Any, Any]) -> list[ConfigProblem]:
     from memlint.resources import schema_text
 
     validator = Draft202012Validator(json.loads(schema_text("hf-config")))
+    huge = _huge(config)
+    if huge is not None:
+        # Neither Python nor jsonschema can put such a number into a message.
+        return [ConfigProblem(huge, f"`{huge[-1]}` is a number of more than {MAX_BITS} bits")]
     problems = []
     for error in sorted(validator.iter_errors(config), key=lambda e: [str(part) for part in e.absolute_path]):
         path = tuple(error.absolute_path)
@@ -119,6 +126,18 @@ def _is_number(kind: Kind, value: Any) -> bool:
     if kind.type in ("integer", "integers") and isinstance(value, float) and not value.is_integer():
         return False
     return kind.low <= value <= kind.high
+
+
+def _huge(config: Any, path: KeyPath = ()) -> KeyPath | None:
+    """The first number too long to be shown, or None."""
+    for step, value in config.items() if isinstance(config, Mapping) else enumerate(config):
+        at = (*path, step if isinstance(step, (str, int)) else str(step))
+        if isinstance(value, int) and value.bit_length() > MAX_BITS:
+            return at
+        found = _huge(value, at) if isinstance(value, (Mapping, list)) else None
+        if found is not None:
+            return found
+    return None
 
 
 def _not_numbers(config: Mapping[Any, Any], path: KeyPath) -> list[tuple[KeyPath, Any]]:

@@ -100,6 +100,61 @@ def test_an_explosion_of_aliases_is_refused() -> None:
     assert "values" in problems[0].message
 
 
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"model_type": "gpt_neo", "num_layers": 10_000, "attention_types": [[["global"] * 100_000, 10_000]]},
+        {
+            "model_type": "kimi_linear",
+            "num_hidden_layers": 10_000,
+            "linear_attn_config": {"full_attn_layers": [10**9] * 100_000},
+        },
+        {
+            "model_type": "lfm2",
+            "num_hidden_layers": 10_000,
+            "num_attention_heads": 32,
+            "full_attn_idxs": [9999] * 10_000,
+        },
+    ],
+    ids=lambda config: str(config["model_type"]),
+)
+def test_long_lists_of_layers_are_read_in_linear_time_and_room(config: dict[str, Any]) -> None:
+    """Products of two bounded sizes are not bounded: 8 GB of layer kinds, 10^9 comparisons."""
+    from time import process_time
+
+    start = process_time()
+    read = read_config(config)
+    assert process_time() - start < 2
+    assert not isinstance(read, list), read[0].message
+
+
+def test_layer_kinds_of_gpt_neo_are_written_out() -> None:
+    read = read_config(
+        {"model_type": "gpt_neo", "num_layers": 6, "attention_types": [[["global", "local"], 2], [["local"], 2]]}
+    )
+    assert not isinstance(read, list)
+    assert read.get("attention_layers") == ["global", "local", "global", "local", "local", "local"]
+
+
+@pytest.mark.parametrize("depths", [[10_000] * 4, [1] * 2000, [0] * 5000], ids=["deep", "long", "empty"])
+@pytest.mark.parametrize("model_type", ["resnet", "convnext", "swin", "segformer"])
+def test_image_networks_end_somewhere(model_type: str, depths: list[int]) -> None:
+    """Every block of a stage is run: 40,000 of them take minutes."""
+    problems = read_config({"model_type": model_type, "depths": depths, "hidden_sizes": [64] * len(depths)})
+    assert isinstance(problems, list)
+    assert [problem.key for problem in problems] == [("depths",)]
+
+
+def test_a_number_too_long_for_a_message_is_refused() -> None:
+    problems = read_config(
+        {"model_type": "llama", "vision_config": {"x": [1, {"hidden_size": 10**5000}]}, "vocab_size": -1}
+    )
+    assert isinstance(problems, list)
+    assert [(problem.key, problem.message) for problem in problems] == [
+        (("vision_config", "x", 1, "hidden_size"), "`hidden_size` is a number of more than 1024 bits")
+    ]
+
+
 VALUES = st.one_of(
     st.none(),
     st.booleans(),
@@ -112,9 +167,10 @@ VALUES = st.one_of(
 )
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(st.dictionaries(st.sampled_from([*FIELDS, "something"]), VALUES, max_size=4))
 def test_gate_and_schema_agree(config: dict[str, Any]) -> None:
+    config.setdefault("model_type", "llama")  # without it both refuse whatever else there is
     assert accepts(config) == VALIDATOR.is_valid(config)
     assert accepts(config) or explain(config)
 
