@@ -43,7 +43,10 @@ USAGE = "usage: memlint [--version] [-h] COMMAND ..."
 
 
 def run(argv: list[str]) -> int:
-    """Run ``argv``, return the exit code. A user's mistake is one sentence on stderr; tracebacks are for our bugs."""
+    """Run ``argv``, return the exit code. A user's mistake is one sentence on stderr; tracebacks are for our bugs.
+
+    Nothing that stops the work exits 1, which stands for findings.
+    """
     try:
         code = _dispatch(argv)
         sys.stdout.flush()
@@ -60,6 +63,18 @@ def run(argv: list[str]) -> int:
         return 130  # 128 + SIGINT, as shells report it
     except RecursionError:
         print("memlint: error: the input is nested too deeply", file=sys.stderr)
+        return Exit.FAILED
+    except OSError as error:
+        # A full disk behind stdout, most of all: what is left in its buffer would fail once more at exit.
+        _abandon_stdout()
+        place = f"{error.filename}: " if error.filename is not None else ""
+        print(f"memlint: error: {place}{error.strerror or error}", file=sys.stderr)
+        return Exit.FAILED
+    except Exception:
+        import traceback
+
+        traceback.print_exc()
+        print("memlint: internal error: please report it with the lines above", file=sys.stderr)
         return Exit.FAILED
 
 

@@ -78,7 +78,7 @@ def run(args: Namespace) -> int:
         field = TRAINING[name]
         if not accepts_value(field, getattr(args, name)):
             option = "--" + name.replace("_", "-")
-            raise UserError(f"`{option}` must be a whole number from {field.minimum:g} to {field.maximum:,.0f}")
+            raise UserError(f"`{option}` must be a whole number from 1 to {field.maximum:,.0f}")
     entries = [_named(name, offline=args.offline) for name in args.models] if args.models else handbook()
     table = rows(entries, args.micro_batch_size, args.sequence_length)
     settings = {"micro_batch_size": args.micro_batch_size, "sequence_length": args.sequence_length}

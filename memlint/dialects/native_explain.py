@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from memlint.dialects.base import Problem
-from memlint.dialects.values import did_you_mean, show
+from memlint.dialects.values import bound_text, did_you_mean, show
 from memlint.job import KeyPath
 
 MAX_PROBLEMS = 20
@@ -75,9 +75,9 @@ def _word(error: Any, data: Any) -> list[Problem]:
     if rule == "const":
         return [_problem(path, f"`{name}: {show(value)}` is no version of the job file; write `memlint: 1`")]
     if rule == "minimum":
-        return [_problem(path, f"`{name}` must be at least {error.validator_value:g}, not `{show(value)}`")]
+        return [_problem(path, f"`{name}` must be at least {bound_text(error.validator_value)}, not `{show(value)}`")]
     if rule == "maximum":
-        return [_problem(path, f"`{name}` must be at most {error.validator_value:g}, not `{show(value)}`")]
+        return [_problem(path, f"`{name}` must be at most {bound_text(error.validator_value)}, not `{show(value)}`")]
     if rule == "type":
         kinds = error.validator_value if isinstance(error.validator_value, list) else [error.validator_value]
         expected = " or ".join(_KINDS[kind] for kind in kinds)

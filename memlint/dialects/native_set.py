@@ -6,7 +6,7 @@ from typing import Any
 
 from memlint.dialects.native_fields import NESTED, SECTIONS, SHORT, Field, accepts_value
 from memlint.dialects.native_read import CHECKPOINTING_SHORT, PRECISION_SHORT, coerce, nested_values
-from memlint.dialects.values import as_bool, as_float, as_int, did_you_mean, show
+from memlint.dialects.values import as_bool, as_float, as_int, bound_text, did_you_mean, show
 from memlint.errors import UserError
 from memlint.job import Lora, Origin, Precision, Quantization, TrainingJob, replace_fields
 from memlint.records import replace
@@ -86,9 +86,9 @@ def _expected(field: Field) -> str:
         return "not a known value"
     kind = {"integer": "a whole number", "number": "a number", "boolean": "true or false"}.get(field.kind, "a name")
     if field.minimum is not None and field.maximum is not None:
-        return f"must be {kind} from {field.minimum:g} to {field.maximum:g}"
+        return f"must be {kind} from {bound_text(field.minimum)} to {bound_text(field.maximum)}"
     if field.minimum is not None:
-        return f"must be {kind}, at least {field.minimum:g}"
+        return f"must be {kind}, at least {bound_text(field.minimum)}"
     return f"must be {kind}"
 
 

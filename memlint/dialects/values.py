@@ -115,6 +115,11 @@ def show(value: Any, limit: int = MAX_TEXT) -> str:
     return text if text.isprintable() else text.encode("unicode_escape", "backslashreplace").decode("ascii")
 
 
+def bound_text(bound: float) -> str:
+    """Return a bound as a person writes it: ``1,000,000``, not ``1e+06``."""
+    return f"{int(bound):,}" if bound == int(bound) else f"{bound:g}"
+
+
 class Section:
     """One mapping of a config, read key by key; bad values become MEM003 problems and read as absent.
 
@@ -168,9 +173,9 @@ class Section:
         if number is None:
             self.bad(name, "a whole number")
             return None
-        if (minimum is not None and number < minimum) or (maximum is not None and number > maximum):
-            bound = f"at least {minimum}" if minimum is not None and number < minimum else f"at most {maximum}"
-            self.bad(name, bound)
+        low = minimum is not None and number < minimum
+        if low or (maximum is not None and number > maximum):
+            self.bad(name, f"at {'least' if low else 'most'} {bound_text((minimum if low else maximum) or 0)}")
             return None
         return number
 
@@ -183,7 +188,7 @@ class Section:
         if number is None:
             self.bad(name, "a number")
         elif minimum is not None and number < minimum:
-            self.bad(name, f"at least {minimum:g}")
+            self.bad(name, f"at least {bound_text(minimum)}")
             number = None
         return number
 

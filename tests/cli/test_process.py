@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -103,6 +104,56 @@ def test_output_survives_a_terminal_without_unicode(project):
     result = run(project, "-m", "memlint", "check", "small.yaml", "--offline", env={"PYTHONIOENCODING": "ascii"})
     assert "Traceback" not in result.stderr
     assert result.returncode in (0, 1)
+
+
+@pytest.mark.parametrize("form", ["json", "sarif", "gitlab"])
+def test_machine_formats_are_utf8_whatever_the_locale_says(project, form):
+    (project / "small.yaml").write_text("memlint: 1\nmodel: caf\u00e9\u2603\n", encoding="utf-8")
+    command = [sys.executable, "-m", "memlint", "check", "small.yaml", "--offline", "--output-format", form]
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "PYTHONIOENCODING": "ascii"}
+    out = subprocess.run(command, cwd=project, capture_output=True, env=environment, check=False, timeout=120).stdout
+    assert "caf\u00e9\u2603" in json.dumps(json.loads(out.decode("utf-8")), ensure_ascii=False)
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
+def test_a_full_disk_is_no_finding(project):
+    for command in (("check", "big.yaml", "--target", "24GiB"), ("rules",), ("--version",)):
+        with open("/dev/full", "w") as full:
+            done = subprocess.run(
+                [sys.executable, "-m", "memlint", *command],
+                cwd=project,
+                stdout=full,
+                stderr=subprocess.PIPE,
+                env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+                check=False,
+                timeout=120,
+            )
+        assert (done.returncode, done.stderr) == (2, b"memlint: error: No space left on device\n")
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs a POSIX shell")
+@pytest.mark.parametrize(
+    ("redirection", "code"), [(">&-", 1), ("2>&-", 1), (">&- 2>&-", 1), ("<&-", 1), ("- <&-", 0), ("- <&- >&-", 0)]
+)
+def test_closed_streams_change_nothing(project, redirection, code):
+    paths = "" if redirection.startswith("-") else "big.yaml"
+    command = f"{sys.executable} -m memlint check --target 24GiB {paths} {redirection}"
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    done = subprocess.run(["sh", "-c", command], cwd=project, capture_output=True, env=environment, timeout=120)
+    assert b"Traceback" not in done.stderr
+    assert done.returncode == code
+
+
+def test_a_bug_of_ours_exits_2(project, memlint, monkeypatch):
+    """Exit code 1 stands for findings, in every pipeline that calls memlint."""
+
+    def broken(args):
+        raise KeyError("nothing")
+
+    monkeypatch.setattr("memlint.commands.rules.run", broken)
+    code, out, err = memlint("rules")
+    assert (code, out) == (2, "")
+    assert err.endswith("KeyError: 'nothing'\nmemlint: internal error: please report it with the lines above\n")
 
 
 def seconds(command, project, times=5):
