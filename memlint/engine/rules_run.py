@@ -80,7 +80,7 @@ def _may_speak(entry: Entry, context: Context) -> bool:
         return context.measured is not None
     if code == "MEM602":
         architecture = context.job.architecture
-        positions = architecture.max_position_embeddings if architecture is not None else None
+        positions = architecture.longest_sequence if architecture is not None else None
         return positions is not None and context.job.training.sequence_length > positions
     return True
 

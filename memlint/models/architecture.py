@@ -6,6 +6,15 @@ from typing import Any, Mapping
 
 from memlint.records import dataclass
 
+_COUNTED_FROM_PADDING = frozenset(
+    ("roberta", "xlm-roberta", "xlm-roberta-xl", "camembert", "roberta-prelayernorm", "data2vec-text", "mpnet", "esm")
+)
+"""Types whose first position is ``padding_idx + 1`` (transformers 5.24 modeling_roberta.py and its like,
+create_position_ids_from_input_ids), so that two rows of the table belong to no token: RoBERTa's 514 take 512 tokens."""
+
+_ROWS_OF_NO_TOKEN = 2
+"""``padding_idx`` is 1 in every published checkpoint of these types."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Architecture:
@@ -38,6 +47,14 @@ class Architecture:
     """What the model's own code on the hub does unlike the class it is computed as; names in ``models/traits.py``."""
     quantization: Mapping[str, Any] | None = None
     """``quantization_config`` of the checkpoint."""
+
+    @property
+    def longest_sequence(self) -> int | None:
+        """Tokens that the model has positions for; None where it states no end."""
+        positions = self.max_position_embeddings
+        if positions is None or self.model_type not in _COUNTED_FROM_PADDING:
+            return positions
+        return max(1, positions - _ROWS_OF_NO_TOKEN)
 
     def get(self, name: str, default: Any = None) -> Any:
         """Return a field of the HF config, or ``default`` when absent or null."""

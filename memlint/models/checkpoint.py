@@ -81,7 +81,7 @@ def fitting_objective(job: TrainingJob, architecture: Architecture) -> TrainingJ
     if job.training.objective == "causal-lm" and not _stated(job, "training.objective"):
         changes["training.objective"] = objective
         sentences.append(f"`{architecture.model_type}` {words} assumed")
-    most = architecture.max_position_embeddings
+    most = architecture.longest_sequence
     learned = architecture.model_type not in RELATIVE
     too_long = most is not None and 0 < most < job.training.sequence_length
     if learned and too_long and not _stated(job, "training.sequence_length"):

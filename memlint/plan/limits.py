@@ -116,7 +116,7 @@ def limits_of(
         return None if found is None else found * step
 
     architecture = job.architecture
-    positions = architecture.max_position_embeddings if architecture is not None else None
+    positions = architecture.longest_sequence if architecture is not None else None
     most_tokens = max(positions or MOST_TOKENS, TOKEN_STEP)
     training = job.training
     rows = search("training.micro_batch_size", 1, training.micro_batch_size * 2, MOST_ROWS)

@@ -112,16 +112,6 @@ class Context:
         sentences = (*self.job.assumptions, *(self.estimate.assumptions if self.estimate is not None else ()))
         return tuple(f"assumed: {sentence}" for sentence in dict.fromkeys(sentences))
 
-    def reestimate(self, changes: Mapping[str, Any]) -> Estimate | None:
-        """Return the prediction with native fields changed, e.g. ``{"training.micro_batch_size": 1}``."""
-        trial = self.try_changes(changes)
-        return trial.estimate if trial else None
-
-    def express(self, changes: Mapping[str, Any]) -> tuple[str, tuple[KeyEdit, ...]] | None:
-        """Return how the dialect writes ``changes`` (text and edits); None where it cannot."""
-        trial = self.try_changes(changes)
-        return (trial.text, trial.edits) if trial and trial.text else None
-
     def matters(self, meta: RuleMeta, saved: int) -> bool:
         """Whether a suggestion that saves ``saved`` bytes is worth a word (CONTRACT.md, Rules, last paragraph)."""
         if saved <= 0:

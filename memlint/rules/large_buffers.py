@@ -33,7 +33,8 @@ train.yaml:4:25: warning[MEM504] large-buffers: gathered parameters are larger t
 ```
 
 ## How the number is made
-The job is predicted again with a tenth of DeepSpeed's default of each size.
+The job is predicted again with a tenth of DeepSpeed's default of bucket, gathered parameters and sub group, with a single
+bucket, with nothing gathered ahead, and with its default of undivided parameters.
 """  # noqa: E501 - the example shows the tool's own lines
 
 from __future__ import annotations

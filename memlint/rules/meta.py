@@ -16,5 +16,3 @@ class RuleMeta:
     severity: Severity
     since: str
     """First release that had it."""
-    aliases: tuple[str, ...] = ()
-    """Former names, still accepted by ``--select`` and ignore comments."""

@@ -13,7 +13,7 @@ from memlint.findings import Severity
 if TYPE_CHECKING:
     from types import ModuleType
 
-Kind = Literal["file", "job", "suggestion", "external"]
+Kind = Literal["file", "job", "suggestion"]
 
 
 class Entry(NamedTuple):

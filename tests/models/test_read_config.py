@@ -379,3 +379,21 @@ def test_qwens_first_code_holds_a_mask_in_every_layer() -> None:
     plain = read(model_type="qwen", **TINY, seq_length=1024)
     masked = replace(plain, traits=plain.traits | {MASK_PER_LAYER})
     assert peak(masked) - peak(plain) == 3 * 1024 * 1024
+
+
+@pytest.mark.parametrize(
+    ("config", "tokens"),
+    [
+        ({"model_type": "roberta", "max_position_embeddings": 514}, 512),
+        ({"model_type": "mpnet", "max_position_embeddings": 514}, 512),
+        ({"model_type": "roberta", "max_position_embeddings": 1}, 1),
+        ({"model_type": "bert", "max_position_embeddings": 512}, 512),
+        ({"model_type": "gpt2", "n_positions": 1024}, 1024),
+        ({"model_type": "bloom"}, None),
+    ],
+    ids=lambda value: str(value.get("model_type")) if isinstance(value, dict) else "",
+)
+def test_roberta_and_its_like_give_two_positions_to_no_token(config: dict[str, Any], tokens: int | None) -> None:
+    found = read_config(config)
+    assert isinstance(found, Architecture)
+    assert found.longest_sequence == tokens
