@@ -18,8 +18,9 @@ _FULL_STATES = frozenset(
 )
 """Optimizers with at least one state of the parameter's size and dtype."""
 
-_FOREACH = frozenset({"adamw", "adamw-foreach", "adam"})
-"""What torch 2.13 steps with a parameter-sized list of temporaries on CUDA (optim/adam.py _multi_tensor_adam)."""
+_FOREACH = frozenset({"adamw", "adamw-foreach"})
+"""AdamW that torch 2.13 steps with a parameter-sized list of temporaries on CUDA (optim/adam.py _multi_tensor_adam).
+Adam does so too, but its weight decay is part of the gradient: the fused AdamW is another algorithm."""
 
 
 def half_dtype(target: Target | None) -> str:
@@ -57,12 +58,18 @@ def half_frozen_weights(job: TrainingJob, target: Target | None) -> tuple[Remedy
     if training.quantization is not None:
         return ()
     half = half_dtype(target)
+    changes = {"training.precision.weights": half}
+    if training.method == "freeze" and training.precision.trainable_weights is None:
+        if training.precision.autocast is None or not _freezes(job):
+            return ()
+        # What trains would be halved with the rest, and its updates rounded away.
+        changes = {**changes, "training.precision.trainable_weights": "fp32"}
     return (
         Remedy(
             name=f"frozen-weights-{half}",
             dimension="frozen-weights",
             words="half-precision frozen weights",
-            changes={"training.precision.weights": half},
+            changes=changes,
             cost=Cost(
                 convergence="none",
                 sentence="free: frozen weights get no update",
@@ -71,6 +78,11 @@ def half_frozen_weights(job: TrainingJob, target: Target | None) -> tuple[Remedy
             rank={"free": -1},
         ),
     )
+
+
+def _freezes(job: TrainingJob) -> bool:
+    training = job.training
+    return training.trainable_layers is not None or bool(training.trainable_patterns or training.freeze)
 
 
 def fused_attention(job: TrainingJob) -> tuple[Remedy, ...]:
@@ -115,8 +127,42 @@ def fused_loss(job: TrainingJob) -> tuple[Remedy, ...]:
     )
 
 
+_ALIKE = (
+    frozenset(
+        {"adamw", "adamw-fused", "adamw-foreach", "adamw-bnb", "paged-adamw", "adamw-anyprecision", "adamw-8bit"}
+    ),
+    frozenset({"lion", "lion-bnb", "lion-8bit"}),
+)
+"""Optimizers of one algorithm, which differ in how they store its states."""
+
+_LIGHTER: tuple[tuple[str, str, str, str, str], ...] = (
+    (
+        "adamw-8bit",
+        "8-bit AdamW",
+        "package",
+        "needs bitsandbytes",
+        "Dettmers et al. 2022, arXiv:2110.02861, table 1",
+    ),
+    (
+        "adafactor",
+        "Adafactor",
+        "key",
+        "second moments factored and no momentum, so the recipe may need tuning",
+        "Shazeer and Stern 2018, arXiv:1804.04235",
+    ),
+    (
+        "lion-8bit",
+        "8-bit Lion",
+        "package",
+        "one state, in 8 bits; needs bitsandbytes and a smaller learning rate",
+        "Chen et al. 2023, arXiv:2302.06675, section 5",
+    ),
+)
+"""Name, words, complexity, what is to know, source; from that which changes least to that which changes most."""
+
+
 def optimizers(job: TrainingJob) -> tuple[Remedy, ...]:
-    """A fused step, 8-bit AdamW, Adafactor, then 8-bit Lion, in place of an optimizer with full-size states."""
+    """A fused step, the same algorithm with 8-bit states, then others, in place of one with full-size states."""
     now = job.training.optimizer
     if now not in _FULL_STATES:
         return ()
@@ -137,51 +183,34 @@ def optimizers(job: TrainingJob) -> tuple[Remedy, ...]:
                 safe=True,
             )
         )
-    found.append(
-        Remedy(
-            name="optimizer-adamw-8bit",
-            dimension="optimizer",
-            words="8-bit AdamW",
-            changes={"training.optimizer": "adamw-8bit"},
-            cost=Cost(
-                convergence="small",
-                complexity="package",
-                sentence="no more compute; 8-bit states match 32-bit ones in published runs; needs bitsandbytes",
-                source="Dettmers et al. 2022, arXiv:2110.02861, table 1",
-            ),
-            rank={"optimizer": 1},
+    nearest_first = sorted(_LIGHTER, key=lambda row: not _is_alike(now, row[0]))
+    for price, (name, words, complexity, sentence, source) in enumerate(nearest_first, 1):
+        found.append(
+            Remedy(
+                name=f"optimizer-{name}",
+                dimension="optimizer",
+                words=words,
+                changes={"training.optimizer": name},
+                cost=Cost(
+                    convergence="small" if _is_alike(now, name) else "risk",
+                    complexity=complexity,
+                    sentence=f"no more compute; {_difference(now, name)}{sentence}",
+                    source=source,
+                ),
+                rank={"optimizer": price},
+            )
         )
-    )
-    found.append(
-        Remedy(
-            name="optimizer-adafactor",
-            dimension="optimizer",
-            words="Adafactor",
-            changes={"training.optimizer": "adafactor"},
-            cost=Cost(
-                convergence="risk",
-                sentence="no more compute; second moments factored and no momentum, so the recipe may need tuning",
-                source="Shazeer and Stern 2018, arXiv:1804.04235",
-            ),
-            rank={"optimizer": 2},
-        )
-    )
-    found.append(
-        Remedy(
-            name="optimizer-lion-8bit",
-            dimension="optimizer",
-            words="8-bit Lion",
-            changes={"training.optimizer": "lion-8bit"},
-            cost=Cost(
-                convergence="risk",
-                complexity="package",
-                sentence="no more compute; one state, in 8 bits; needs bitsandbytes and a smaller learning rate",
-                source="Chen et al. 2023, arXiv:2302.06675, section 5",
-            ),
-            rank={"optimizer": 3},
-        )
-    )
     return tuple(found)
+
+
+def _is_alike(now: str, other: str) -> bool:
+    return any(now in names and other in names for names in _ALIKE)
+
+
+def _difference(now: str, other: str) -> str:
+    if _is_alike(now, other):
+        return "8-bit states match 32-bit ones in published runs; "
+    return f"another algorithm than {now}; " if other == "adamw-8bit" else ""
 
 
 def paged_states(job: TrainingJob) -> Remedy | None:
@@ -190,17 +219,19 @@ def paged_states(job: TrainingJob) -> Remedy | None:
     They are counted on the GPU until then, so they never make a job surely fit, and no search looks at them: they are
     what is left where nothing else brings even the low end below the limit.
     """
-    if job.training.optimizer not in (*_FULL_STATES, "adamw-8bit"):
+    now = job.training.optimizer
+    if now not in (*_FULL_STATES, "adamw-8bit"):
         return None
+    other = "" if _is_alike(now, "adamw-8bit") else f"another algorithm than {now}; "
     return Remedy(
         name="optimizer-paged-adamw-8bit",
         dimension="optimizer",
         words="paged 8-bit AdamW",
         changes={"training.optimizer": "paged-adamw-8bit"},
         cost=Cost(
-            convergence="small",
+            convergence="risk" if other else "small",
             complexity="package",
-            sentence="states move to the host where the GPU is full, and back for each step; needs bitsandbytes",
+            sentence=f"{other}states move to the host where the GPU is full, and back in each step; needs bitsandbytes",
             source="bitsandbytes 0.49 docs, explanations/optimizers: paged; Dettmers et al. 2023, arXiv:2305.14314",
         ),
         rank={"optimizer": 1, "offload": 1},

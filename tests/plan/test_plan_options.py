@@ -50,6 +50,14 @@ class TestPrecision:
         assert options.half_frozen_weights(job(), None) == ()
         assert options.half_frozen_weights(replace_fields(lora, {"training.quantization": Quantization()}), None) == ()
 
+    def test_layers_that_train_among_frozen_ones_stay_in_fp32(self):
+        frozen = job("training.method=freeze", "training.trainable_layers=2")
+        (found,) = options.half_frozen_weights(frozen, None)
+        assert found.changes == {"training.precision.weights": "bf16", "training.precision.trainable_weights": "fp32"}
+        assert options.half_frozen_weights(job("training.method=freeze"), None) == (), "nothing is frozen"
+        alone = replace_fields(frozen, {"training.precision.autocast": None})
+        assert options.half_frozen_weights(alone, None) == (), "layers of two dtypes need autocast"
+
 
 class TestKernels:
     def test_eager_attention_is_replaced_safely(self):
@@ -138,6 +146,20 @@ class TestOptimizer:
         assert names == ["adamw-fused", "adamw-8bit", "adafactor", "lion-8bit"]
         assert [r.cost.convergence for r in found] == ["none", "small", "risk", "risk"]
         assert [r.safe for r in found] == [True, False, False, False]
+
+    def test_only_the_same_algorithm_is_called_safe_or_small(self):
+        """Adam's weight decay is part of its gradient, AdamW's is not: `--fix` must not make one of the other."""
+        for now in ("adam", "muon", "rmsprop", "stable-adamw"):
+            found = options.optimizers(job(f"training.optimizer={now}"))
+            assert {(r.safe, r.cost.convergence) for r in found} == {(False, "risk")}
+        lion = options.optimizers(job("training.optimizer=lion"))
+        assert [(r.name, r.cost.convergence) for r in lion] == [
+            ("optimizer-lion-8bit", "small"),
+            ("optimizer-adamw-8bit", "risk"),
+            ("optimizer-adafactor", "risk"),
+        ]
+        paged = options.paged_states(job("training.optimizer=muon"))
+        assert paged is not None and paged.cost.convergence == "risk"
 
     def test_paged_states_are_for_what_has_whole_or_8_bit_ones(self):
         paged = options.paged_states(job("training.optimizer=adamw-8bit"))
