@@ -61,11 +61,13 @@ def _fused_loss_under_tensor_parallelism(value: Value, dialect: str) -> bool:
     return int(value("parallelism.tensor")) > 1 and value("training.loss") in ("fused", "cut-cross-entropy")
 
 
-def _fp16_weights_under_a_scaler(value: Value, dialect: str) -> bool:
+def fp16_weights_under_a_scaler(value: Value, dialect: str) -> bool:
+    """Whether fp16 gradients would meet GradScaler, which refuses them."""
     return (
-        value("training.precision.weights") == "fp16"
+        (value("training.precision.trainable_weights") or value("training.precision.weights")) == "fp16"
+        and not value("training.precision.master_weights")
         and value("training.precision.autocast") == "fp16"
-        and value("training.method") == "full"
+        and value("training.method") in ("full", "freeze")
         and value("parallelism.strategy") not in _ZERO
     )
 
@@ -115,7 +117,7 @@ CONFLICTS: tuple[Conflict, ...] = (
     ),
     Conflict(
         "fp16-weights-under-a-scaler",
-        _fp16_weights_under_a_scaler,
+        fp16_weights_under_a_scaler,
         "GradScaler refuses fp16 gradients, so fp16 weights that train need fp32 masters",
         "torch amp/grad_scaler.py _unscale_grads_: 'Attempting to unscale FP16 gradients.'",
     ),

@@ -360,6 +360,10 @@ class TestConflicts:
     def test_each_is_found(self, sets, changes, name):
         assert contradiction(changes, job(*sets), "native").name == name
 
+    def test_a_scaler_takes_weights_that_are_cast_before_they_train(self):
+        made = job("training.precision=fp16-mixed", "training.precision.trainable_weights=fp32")
+        assert contradiction({"training.precision.weights": "fp16"}, made, "llamafactory") is None
+
     def test_a_dialect_may_have_its_own_way(self):
         changes = {"training.optimizer": "adamw-8bit", "parallelism.strategy": "fsdp"}
         assert contradiction(changes, job(), "axolotl") is None
