@@ -8,9 +8,18 @@ from benchmarks.accuracy.measured_rows import Row
 from benchmarks.accuracy.skipped import Inexpressible
 from memlint.job import Lora, Quantization
 
-PEFT = ("ia3", "oft", "boft", "vera", "loha")
+PEFT = (
+    "ia3", "oft", "boft", "vera", "loha", "miss", "bone", "hra", "road", "fourierft", "c3a", "shira", "hira", "randlora",
+    "vblora", "delora",
+)  # fmt: skip
 """Kinds of PEFT's comparison. LoKr's `factor4` has no field of the job, AdaLoRA's rows do not state ``init_r``."""
-KINDS = {"prompt_tuning": "prompt", "prefix_tuning": "prefix", **{kind: kind for kind in PEFT}}
+KINDS = {
+    "prompt_tuning": "prompt",
+    "prefix_tuning": "prefix",
+    "p_tuning": "p-tuning",
+    "ln_tuning": "ln-tuning",
+    **{kind: kind for kind in PEFT},
+}
 """method of a row -> of a job."""
 
 TARGETS = {
@@ -68,6 +77,8 @@ def lora_of(row: Row, hidden_size: int) -> Lora:
 def _dropout(row: Row) -> float:
     # config_hub/finetune of litgpt and its scripts: 0.05; torchtune's recipes and axolotl's examples: 0.0 and 0.05;
     # Qwen's finetune.py, ms-swift and LLaMA-Factory defaults: 0.05, 0.05, 0.0.
+    if "method_comparison" in row["framework"]:
+        return 0.0  # lora_dropout of its experiments/lora/*/adapter_config.json
     return {"torchtune": 0.0, "llamafactory": 0.0, "unsloth": 0.0}.get(row.framework, 0.05)
 
 

@@ -119,6 +119,7 @@ def job_of(row: Row) -> TrainingJob:
             micro_batch_size=int(row["micro_batch"]),
             sequence_length=int(row["seq_len"]),
             packing="packed" in row["packing_or_real_len"],
+            padding=_padding(row),
             **_lengths(row),
             longest_once="longest" in row["packing_or_real_len"] and "cap" not in row["packing_or_real_len"],
             gradient_accumulation_steps=_accumulation(row),
@@ -138,6 +139,11 @@ def job_of(row: Row) -> TrainingJob:
     )
 
 
+def _padding(row: Row) -> bool:
+    """Whether batches carry a mask: transformers' tokenizers give one with what they pad (litgpt and torchtune do not)."""
+    return row.framework == "peft" and "padded to the longest" in row["packing_or_real_len"]
+
+
 def _virtual_tokens(row: Row, architecture: Architecture) -> int:
     """Tokens of a trained prompt, from the row's count of what trains."""
     stated = re.search(r"trainable (\d+)", row["notes"])
@@ -146,7 +152,11 @@ def _virtual_tokens(row: Row, architecture: Architecture) -> int:
         heads = architecture.get("num_attention_heads", 1)
         size = architecture.get("num_key_value_heads", heads) * (architecture.get("head_dim") or width // heads)
         width = 2 * architecture.num_hidden_layers * size
-    return max(1, int(stated.group(1)) // width) if stated and row["method"] in KINDS else 20
+    if stated is None or row["method"] not in KINDS:
+        return 20
+    # P-tuning's encoder trains three layers as wide as the model beside its tokens.
+    encoder = 3 * (width * width + width) if row["method"] == "p_tuning" else 0
+    return max(1, (int(stated.group(1)) - encoder) // width)
 
 
 def _accumulation(row: Row) -> int:
@@ -261,4 +271,6 @@ def _precision(row: Row) -> Precision:
     if row["sharding"].startswith("zero"):
         # DeepSpeed's engine casts the module and keeps fp32 masters of what trains.
         return Precision(weights=compute, autocast=None, gradients=compute, master_weights=True)
+    if "amp=False" in row["notes"]:
+        return Precision(weights=compute, autocast=None)  # use_amp of PEFT's method_comparison
     return Precision(weights=compute, autocast=compute, grad_scaler=compute == "fp16")

@@ -22,8 +22,8 @@ OBJECTIVES = (
 METHODS = tuple(
     sorted(
         words(
-            """full lora qlora freeze adalora boft bone fourierft hra ia3 ln-tuning loha lokr miss oft p-tuning prefix
-            prompt poly randlora road shira trainable-tokens vblora vera xlora"""
+            """full lora qlora freeze adalora boft bone c3a delora fourierft hira hra ia3 ln-tuning loha lokr miss oft
+            p-tuning prefix prompt poly randlora road shira trainable-tokens vblora vera xlora"""
         )
     )
 )

@@ -17,7 +17,7 @@ from memlint.estimate.ops.images import requiring_grad
 from memlint.estimate.ops.linear import Weight, embedding, linear
 from memlint.estimate.optimizer_projected import Targets
 from memlint.estimate.peft_kinds import KINDS, default_targets
-from memlint.estimate.peft_prompts import IN_SEQUENCE, PROMPTS, in_front, prompt
+from memlint.estimate.peft_prompts import IN_SEQUENCE, PROMPTS, Prompt, in_front, prompt
 from memlint.estimate.quantized import QuantizedWeight
 from memlint.estimate.records import Record
 from memlint.estimate.sharding import Sharding
@@ -51,7 +51,7 @@ class Embedding:
 
     __slots__ = ("hooked", "prompt", "weight")
 
-    def __init__(self, weight: Weight, hooked: bool = False, prompt: Weight | None = None) -> None:
+    def __init__(self, weight: Weight, hooked: bool = False, prompt: Prompt | None = None) -> None:
         self.weight = weight
         self.hooked = hooked
         self.prompt = prompt
@@ -107,6 +107,8 @@ class Build:
         self.lora = job.training.lora
         if self.lora is None and (method in LORA_METHODS):
             self.lora = Lora()
+        if method == "ln-tuning":
+            self.lora = KINDS[method][1]
         self.nearest = self.adapter and method not in LORA_METHODS and method not in KINDS and method not in PROMPTS
         """There is no model of the method: LoRA stands for it."""
         if self.nearest and self.lora is None:

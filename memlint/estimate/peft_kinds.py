@@ -1,7 +1,6 @@
 """PEFT's adapters other than LoRA that stand beside a linear layer: IA3, VeRA, LoHa, LoKr, AdaLoRA.
 
-Sources: peft 0.21 tuners/{ia3,vera,loha,lokr,adalora}/{config,layer,model}.py and utils/constants.py. OFT and BOFT,
-which turn a layer's input, are in peft_rotations.py, prompts in peft_prompts.py.
+Sources: peft 0.21 tuners/{ia3,vera,loha,lokr,adalora,ln_tuning}/{config,layer,model}.py and utils/constants.py.
 """
 
 from __future__ import annotations
@@ -12,7 +11,10 @@ from memlint.estimate.engine.tape import Node, Tape, Tensor
 from memlint.estimate.ops.basic import add, cast, dropout, mul, scale, shift
 from memlint.estimate.ops.linear import Weight, linear, matmul
 from memlint.estimate.ops.views import add_in_place
+from memlint.estimate.peft_factors import delora, randlora, vblora
+from memlint.estimate.peft_fourier import c3a, fourierft
 from memlint.estimate.peft_rotations import boft, oft
+from memlint.estimate.peft_updates import hira, hra, miss, road, shira
 from memlint.job import Lora
 from memlint.models.architecture import Architecture
 
@@ -244,6 +246,17 @@ def _adalora(build: Build, name: str, base: Any, inputs: int, outputs: int, lora
     return SingularValues(base, a, e, b, ranknum, lora.dropout)
 
 
+def _unchanged(build: Build, name: str, base: Any, inputs: int, outputs: int, lora: Lora) -> Any:
+    return base
+
+
+NORMS = (
+    "input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm", "norm",
+    "final_layernorm", "ln_1", "ln_2", "ln_f", "layer_norm", "final_layer_norm", "self_attn_layer_norm",
+    "encoder_attn_layer_norm", "layernorm", "LayerNorm", "layernorm_before", "layernorm_after",
+)  # fmt: skip
+"""What LN tuning copies and trains (TRANSFORMERS_MODELS_TO_LNTUNING_TARGET_MODULES_MAPPING of all types together)."""
+
 Kind = Callable[["Build", str, Any, int, int, Lora], Any]
 KINDS: dict[str, tuple[Kind, Lora]] = {
     "ia3": (_ia3, Lora(targets="default")),
@@ -253,6 +266,18 @@ KINDS: dict[str, tuple[Kind, Lora]] = {
     "loha": (_loha, Lora(targets="default", rank=8)),
     "lokr": (_lokr, Lora(targets="default", rank=8)),
     "adalora": (_adalora, Lora(targets="default", rank=12)),
+    "miss": (miss, Lora(targets="default", rank=64)),
+    "bone": (miss, Lora(targets="default", rank=64)),
+    "hra": (hra, Lora(targets="default", rank=8)),
+    "road": (road, Lora(targets="default")),
+    "fourierft": (fourierft, Lora(targets="default")),
+    "c3a": (c3a, Lora(targets="default")),
+    "shira": (shira, Lora(targets="default", rank=32)),
+    "hira": (hira, Lora(targets="default", rank=32)),
+    "randlora": (randlora, Lora(targets="default", rank=32)),
+    "vblora": (vblora, Lora(targets="default", rank=4)),
+    "delora": (delora, Lora(targets="default", rank=8)),
+    "ln-tuning": (_unchanged, Lora(targets=(), modules_to_save=NORMS)),
 }
 """Method -> how it wraps a linear layer, and peft's defaults where the job says nothing of the adapter (adalora: the
 rank is ``init_r``, with which a run begins)."""
@@ -266,8 +291,8 @@ def default_targets(method: str, architecture: Architecture | None) -> tuple[str
 
 
 OTHER_ADAPTERS = (0.89, 1.16)
-"""Range of what 36 of PEFT's methods reserve, as a share of LoRA's: 18.74 GiB (TinyLoRA) to 24.35 (IA3 on every linear
-layer) where LoRA of rank 64 takes 21.00 (huggingface/peft method_comparison/MetaMathQA at 5d602fdbf, Llama-3.2-3B)."""
+"""Range of what 36 of PEFT's methods reserve, as a share of LoRA's: 18.74 GiB (TinyLoRA) to 24.35 (IA3 on every layer)
+where LoRA of rank 64 takes 21.00 (huggingface/peft method_comparison/MetaMathQA at 5d602fdbf, Llama-3.2-3B)."""
 
 
 def unmodelled(method: str) -> str:

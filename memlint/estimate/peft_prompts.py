@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from memlint.estimate.engine.graph import Shape
 from memlint.estimate.engine.tape import Tape, Tensor
-from memlint.estimate.ops.basic import cast, cat
+from memlint.estimate.ops.basic import cast, cat, expand_copy, saving_output
 from memlint.estimate.ops.images import requiring_grad
-from memlint.estimate.ops.linear import Weight, embedding
+from memlint.estimate.ops.linear import Weight, embedding, linear
+from memlint.estimate.peft_factors import vector_bank
 from memlint.job import TrainingJob, replace_fields
 
 if TYPE_CHECKING:
@@ -31,11 +33,31 @@ def with_prompt(job: TrainingJob) -> TrainingJob:
     return replace_fields(job, {"training.sequence_length": training.sequence_length + training.virtual_tokens})
 
 
-def prompt(build: Build, width: int) -> Weight | None:
-    """The parameters of a prompt for a model of hidden size ``width``: what is looked up; None for other methods."""
+class Prompt:
+    """A trained table of tokens, and the layers through which P-tuning's encoder sends what is looked up."""
+
+    __slots__ = ("layers", "table")
+
+    def __init__(self, table: Weight, layers: tuple[tuple[Weight, Weight], ...] = ()) -> None:
+        self.table, self.layers = table, layers
+
+    @property
+    def shape(self) -> Shape:
+        """Tokens and width."""
+        return self.table.shape
+
+
+def prompt(build: Build, width: int) -> Prompt | None:
+    """The parameters that stand outside all layers: of a prompt for hidden size ``width``, what is looked up; None for
+    other methods.
+    """
     training = build.training
     method, tokens = training.method, training.virtual_tokens
-    if method not in PROMPTS or build.frozen or build.reference:
+    if build.frozen or build.reference:
+        return None
+    if method == "vblora":
+        vector_bank(build)
+    if method not in PROMPTS:
         return None
     architecture = build.job.architecture
     if method == "prefix" and architecture is not None:
@@ -45,20 +67,33 @@ def prompt(build: Build, width: int) -> Weight | None:
         width = 2 * architecture.num_hidden_layers * size
     name = "prompt_encoder.embedding.weight"
     table = build.parameter(name, tokens, width, dtype="fp32", adapter=True)
-    if method == "p-tuning":
-        # PromptEncoder of kind MLP: three linear layers, encoder_hidden_size as wide as the tokens.
-        for layer in (0, 2, 4):
-            build.parameter(f"prompt_encoder.mlp_head.{layer}.weight", width, width, dtype="fp32", adapter=True)
-            build.parameter(f"prompt_encoder.mlp_head.{layer}.bias", width, dtype="fp32", adapter=True)
-    return table
+    if method != "p-tuning":
+        return Prompt(table)
+    # PromptEncoder of kind MLP: three linear layers, encoder_hidden_size as wide as the tokens.
+    layers = [
+        (
+            build.parameter(f"prompt_encoder.mlp_head.{layer}.weight", width, width, dtype="fp32", adapter=True),
+            build.parameter(f"prompt_encoder.mlp_head.{layer}.bias", width, dtype="fp32", adapter=True),
+        )
+        for layer in (0, 2, 4)
+    ]
+    return Prompt(table, tuple(layers))
 
 
-def in_front(f: Tape, table: Weight, words: Tensor) -> Tensor:
+def in_front(f: Tape, prompt: Prompt, words: Tensor) -> Tensor:
     """``cat((prompts, inputs_embeds), dim=1)``: words [B, S, H] -> [B, T + S, H]."""
     rows, length, width = words.shape
-    tokens = table.shape[0]
-    ids = f.new((rows, tokens), "int64")
-    prompts = cast(f, embedding(f, table, ids), words.dtype)
+    tokens = prompt.shape[0]
+    # P-tuning's encoder runs once for the batch; its result is repeated (get_prompt).
+    ids = f.new((1 if prompt.layers else rows, tokens), "int64")
+    prompts = embedding(f, prompt.table, ids)
+    for number, (weight, bias) in enumerate(prompt.layers):
+        prompts = linear(f, prompts, weight, bias)
+        if number < len(prompt.layers) - 1:
+            prompts = saving_output(f, prompts)  # ReLU
+    if prompt.layers:
+        prompts = expand_copy(f, prompts, (rows, tokens, width))
+    prompts = cast(f, prompts, words.dtype)
     return cat(f, prompts, words, shape=(rows, tokens + length, width))
 
 
