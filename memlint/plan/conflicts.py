@@ -45,6 +45,12 @@ def _adafactor_on_flat_partitions(value: Value, dialect: str) -> bool:
     return value("training.optimizer") == "adafactor" and value("parallelism.strategy") in _ZERO
 
 
+def _projections_of_parts(value: Value, dialect: str) -> bool:
+    name = str(value("training.optimizer"))
+    sharded = value("parallelism.strategy") in (*_ZERO, "fsdp", "fsdp1", "hsdp")
+    return sharded and ("galore" in name or name == "apollo")
+
+
 def _step_in_backward_with_accumulation(value: Value, dialect: str) -> bool:
     return bool(value("training.optimizer_in_backward")) and int(value("training.gradient_accumulation_steps")) > 1
 
@@ -90,6 +96,13 @@ CONFLICTS: tuple[Conflict, ...] = (
         _adafactor_on_flat_partitions,
         "ZeRO flattens parameters into one dimension, where Adafactor factors nothing and keeps whole fp32 moments",
         "DeepSpeed runtime/zero/stage_1_and_2.py single_partition_of_fp32_groups; transformers optimization.py",
+    ),
+    Conflict(
+        "projections-of-parts",
+        _projections_of_parts,
+        "GaLore and APOLLO project whole matrices, of which ZeRO and FSDP leave each GPU a part",
+        "LLaMA-Factory 0.9.5 hparams/parser.py: 'GaLore and APOLLO are incompatible with DeepSpeed yet.'; galore_torch "
+        "1.0 galore_projector.py: an SVD of a two-dimensional gradient",
     ),
     Conflict(
         "step-in-backward-with-accumulation",

@@ -18,9 +18,13 @@ _FULL_STATES = frozenset(
 )
 """Optimizers with at least one state of the parameter's size and dtype."""
 
-_FOREACH = frozenset({"adamw", "adamw-foreach"})
-"""AdamW that torch 2.13 steps with a parameter-sized list of temporaries on CUDA (optim/adam.py _multi_tensor_adam).
-Adam does so too, but its weight decay is part of the gradient: the fused AdamW is another algorithm."""
+_FUSED = {
+    "adamw": ("adamw-fused", "the fused AdamW step"),
+    "adamw-foreach": ("adamw-fused", "the fused AdamW step"),
+    "adam": ("adam-fused", "the fused Adam step"),
+}
+"""What torch 2.13 steps with a parameter-sized list of temporaries on CUDA (optim/adam.py _multi_tensor_adam), and its
+fused form. Adam's weight decay is part of the gradient, so the fused AdamW would be another algorithm."""
 
 
 def half_dtype(target: Target | None) -> str:
@@ -167,13 +171,14 @@ def optimizers(job: TrainingJob) -> tuple[Remedy, ...]:
     if now not in _FULL_STATES:
         return ()
     found: list[Remedy] = []
-    if now in _FOREACH:
+    if now in _FUSED:
+        fused, words = _FUSED[now]
         found.append(
             Remedy(
-                name="optimizer-adamw-fused",
+                name=f"optimizer-{fused}",
                 dimension="optimizer",
-                words="the fused AdamW step",
-                changes={"training.optimizer": "adamw-fused"},
+                words=words,
+                changes={"training.optimizer": fused},
                 cost=Cost(
                     sentence="free: faster, same result within numerics",
                     source="torch 2.13 optim/adamw.py: fused against foreach, which holds a list of temporaries",

@@ -58,8 +58,9 @@ def check(context: Context) -> Iterator[Finding]:
     )
     if found is None:
         return
-    if context.verdict == "fits" and META.code not in context.named:
-        # A batch that fits is used well: the saving is worth a word, but `--fix` must not slow the run down for it.
+    if META.code not in context.named and (context.verdict == "fits" or not found.fits_after):
+        # A batch that fits is used well, and one row is not what a job needs that does not fit with it either: the
+        # saving is worth a word, but `--fix` must not slow the run down for it.
         found = replace(found, fix=None)
     yield found
 

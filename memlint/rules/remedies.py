@@ -47,7 +47,7 @@ def checkpointing(context: Context) -> Remedies:
 
 def lighter_optimizers(context: Context) -> Remedies:
     """A fused step, 8-bit AdamW, then Adafactor, in place of an optimizer with full-size states."""
-    lighter = ("optimizer-adamw-fused", "optimizer-adamw-8bit", "optimizer-adafactor")
+    lighter = ("optimizer-adamw-fused", "optimizer-adam-fused", "optimizer-adamw-8bit", "optimizer-adafactor")
     return [remedy for remedy in options.optimizers(context.job) if remedy.name in lighter]
 
 

@@ -255,3 +255,18 @@ def test_a_diff_of_standard_input_may_say_fix_too(memlint, monkeypatch):
     assert out.startswith("--- a/job.yaml\n+++ b/job.yaml\n") and not err
     code, _, err = memlint(*words)
     assert code == 2 and "--fix cannot write standard input; use --diff" in err
+
+
+ROWS = """\
+memlint: 1
+model: Qwen/Qwen3-1.7B
+training: {micro_batch_size: 16, sequence_length: 4096, activation_checkpointing: full}
+"""
+
+
+@pytest.mark.parametrize(("target", "left"), [("T4", 16), ("A100-80GB", 4)], ids=["one is too many", "four fit"])
+def test_the_micro_batch_is_fixed_only_where_that_makes_the_job_fit(memlint, tmp_path, target, left):
+    """A run on another GPU, or with the rest of the plan, wants its rows: one row for nothing makes it slow."""
+    (tmp_path / "job.yaml").write_text(ROWS)
+    memlint("check", "job.yaml", "--offline", "--fix", "--target", target, "--ignore", "MEM101,MEM102,MEM401")
+    assert f"micro_batch_size: {left}," in (tmp_path / "job.yaml").read_text()

@@ -149,7 +149,9 @@ class TestOptimizer:
 
     def test_only_the_same_algorithm_is_called_safe_or_small(self):
         """Adam's weight decay is part of its gradient, AdamW's is not: `--fix` must not make one of the other."""
-        for now in ("adam", "muon", "rmsprop", "stable-adamw"):
+        adam = options.optimizers(job("training.optimizer=adam"))
+        assert [(r.name, r.safe) for r in adam][:2] == [("optimizer-adam-fused", True), ("optimizer-adamw-8bit", False)]
+        for now in ("muon", "rmsprop", "stable-adamw"):
             found = options.optimizers(job(f"training.optimizer={now}"))
             assert {(r.safe, r.cost.convergence) for r in found} == {(False, "risk")}
         lion = options.optimizers(job("training.optimizer=lion"))
@@ -347,6 +349,8 @@ class TestConflicts:
                 "step-in-backward-with-accumulation",
             ),
             ((), {"training.optimizer_in_backward": True}, "step-in-backward-with-clipping"),
+            (("training.optimizer=galore-adamw",), {"parallelism.strategy": "fsdp"}, "projections-of-parts"),
+            (("training.optimizer=apollo",), {"parallelism.strategy": "zero2"}, "projections-of-parts"),
             (("parallelism.pipeline=2",), {"parallelism.strategy": "zero2"}, "gradients-partitioned-in-a-pipeline"),
             (("parallelism.tensor=2",), {"training.loss": "fused"}, "fused-loss-under-tensor-parallelism"),
             (
