@@ -62,12 +62,15 @@ def half_frozen_weights(job: TrainingJob, target: Target | None) -> tuple[Remedy
     if training.quantization is not None:
         return ()
     half = half_dtype(target)
-    changes = {"training.precision.weights": half}
+    changes: dict[str, object] = {"training.precision.weights": half}
+    if half == "fp16" and training.precision.autocast == "bf16":
+        # The target computes in no bf16; two half formats would meet in every adapter.
+        changes.update({"training.precision.autocast": half, "training.precision.grad_scaler": True})
     if training.method == "freeze" and training.precision.trainable_weights is None:
         if training.precision.autocast is None or not _freezes(job):
             return ()
         # What trains would be halved with the rest, and its updates rounded away.
-        changes = {**changes, "training.precision.trainable_weights": "fp32"}
+        changes["training.precision.trainable_weights"] = "fp32"
     return (
         Remedy(
             name=f"frozen-weights-{half}",

@@ -50,6 +50,15 @@ class TestPrecision:
         assert options.half_frozen_weights(job(), None) == ()
         assert options.half_frozen_weights(replace_fields(lora, {"training.quantization": Quantization()}), None) == ()
 
+    def test_the_two_halves_of_a_gpu_without_bf16_are_one(self):
+        lora = job("training.method=lora", training__lora=Lora(rank=8))
+        (found,) = options.half_frozen_weights(lora, parse_target("T4"))
+        assert found.changes == {
+            "training.precision.weights": "fp16",
+            "training.precision.autocast": "fp16",
+            "training.precision.grad_scaler": True,
+        }
+
     def test_layers_that_train_among_frozen_ones_stay_in_fp32(self):
         frozen = job("training.method=freeze", "training.trainable_layers=2")
         (found,) = options.half_frozen_weights(frozen, None)
