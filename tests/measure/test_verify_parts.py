@@ -306,6 +306,11 @@ def test_statistics_over_reports() -> None:
     assert "+10.00%  a" in text
 
 
+def test_an_error_that_is_no_number_counts_as_none() -> None:
+    row = {"name": "allocated", "predicted_bytes": 1, "measured_bytes": 1, "error": float("nan")}
+    assert "allocated" not in statistics([report(comparison=[row])])["figures"]
+
+
 def test_quantiles_lie_between_neighbours() -> None:
     assert quantile([1.0], 0.9) == 1.0
     assert quantile([0.0, 1.0], 0.5) == 0.5
@@ -329,6 +334,8 @@ def test_reports_are_read_from_json_and_from_lines(tmp_path) -> None:
         (json.dumps({"kind": KIND, "version": 9}), "version 9"),
         (json.dumps({"kind": KIND, "version": 1}), "no `model`"),
         (json.dumps(report(comparison=[{}])), "`comparison` is broken"),
+        (json.dumps(report(model={})), r"broken .*family"),
+        (json.dumps(report(prediction={"overheads": [{}]}, measured={"allocated_bytes": 1})), "broken"),
         ("[" * 100_000, "is no JSON object"),
     ],
 )

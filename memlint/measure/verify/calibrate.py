@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping
+from math import isfinite
 from typing import Any
 
 from memlint.errors import UserError
@@ -107,6 +108,11 @@ def _checked(value: Any, place: str) -> dict[str, Any]:
     if not isinstance(value["job"].get("training"), dict):
         raise UserError(f"{place}: the report's job has no `training`")
     found: dict[str, Any] = value
+    try:
+        calibrate_text(statistics([found]))
+    except (AttributeError, KeyError, TypeError, ValueError, OverflowError) as error:
+        # A report may come from anybody: what the table of it alone needs is there, or it is said here with its place.
+        raise UserError(f"{place}: the report is broken ({error!r:.80})") from None
     return found
 
 
@@ -141,7 +147,7 @@ def error_statistics(reports: list[dict[str, Any]], name: str) -> dict[str, Any]
         (row["error"], label(report))
         for report in reports
         for row in report["comparison"]
-        if row["name"] == name and isinstance(row.get("error"), (int, float))
+        if row["name"] == name and isinstance(row.get("error"), (int, float)) and isfinite(row["error"])
     ]
     if not errors:
         return None
