@@ -28,6 +28,8 @@ class Precision:
     """Name fragments of modules kept in fp32 although ``weights`` is half (axolotl's embeddings, k-bit norms)."""
     fp8: bool = False
     """Linear layers compute in float8 (torchao / Transformer Engine recipe)."""
+    fp8_recipe: str | None = None
+    """torchao's scaling (tensorwise, rowwise, rowwise_with_gw_hp), or transformer-engine; None: the framework's own."""
     grad_scaler: bool = False
     """fp16 autocast with GradScaler (its ``_amp_foreach`` unscale works in place)."""
 

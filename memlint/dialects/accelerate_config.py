@@ -110,6 +110,9 @@ def apply_accelerate(
         put("training.precision.autocast", "bf16" if precision == "fp8" else precision, section, "mixed_precision")
     if precision == "fp8":
         put("training.precision.fp8", True, section, "mixed_precision")
+        recipe = section.section("fp8_config")
+        if recipe is not None and str(recipe.raw("backend", "")).upper() == "TE":
+            put("training.precision.fp8_recipe", "transformer-engine", recipe, "backend")
     dynamo = section.section("dynamo_config")
     if dynamo is not None and str(dynamo.raw("dynamo_backend", "no")).lower() not in ("no", "false"):
         put("training.compile", True, dynamo, "dynamo_backend")

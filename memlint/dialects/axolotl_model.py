@@ -6,6 +6,7 @@ from typing import Any
 
 from memlint.dialects.axolotl_adapter import read_lora, read_quantization
 from memlint.dialects.axolotl_base import VERSION, Run
+from memlint.dialects.native_choices import FP8_RECIPES
 from memlint.dialects.values import as_strings, is_auto
 
 _DTYPE = "utils/config/__init__.py: resolve_dtype"
@@ -89,6 +90,10 @@ def read_precision(run: Run) -> None:
         _set(run, "training.precision.grad_scaler", True, key)
     if cfg.flag("fp8"):
         run.put("training.precision.fp8", True, "fp8")
+        recipe = cfg.section("fp8_config")
+        chosen = None if recipe is None else recipe.text("recipe", FP8_RECIPES[:-1])
+        if chosen is not None:
+            run.put("training.precision.fp8_recipe", chosen, "fp8_config")
     _fp32_modules(run, dtype)
 
 

@@ -51,6 +51,8 @@ def read_precision(run: Run) -> None:
         run.put("training.precision.fp32_modules", ("[^.]*norm", r"\bln_"), "upcast_layernorm")
     if cfg.flag("fp8"):
         run.put("training.precision.fp8", True, "fp8")
+        if str(cfg.raw("fp8_backend", "")).lower() == "te":
+            run.put("training.precision.fp8_recipe", "transformer-engine", "fp8_backend")
         if run.bits is not None:
             run.reject("fp8", "`fp8` is not compatible with `quantization_bit`; remove one")
 

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from memlint.dialects.native_choices import CHECKPOINTING, METHODS, OBJECTIVES, OPTIMIZERS, PRECISIONS, STRATEGIES
+from memlint.dialects.native_choices import (
+    CHECKPOINTING,
+    FP8_RECIPES,
+    METHODS,
+    OBJECTIVES,
+    OPTIMIZERS,
+    PRECISIONS,
+    STRATEGIES,
+)
 
 
 class Field(NamedTuple):
@@ -73,6 +81,9 @@ PRECISION: dict[str, Field] = {
     "master_weights": _flag("a separate fp32 copy of half-precision trainable parameters"),
     "fp32_modules": Field("strings", "name fragments of modules kept in fp32"),
     "fp8": _flag("linear layers compute in float8"),
+    "fp8_recipe": Field(
+        "choice", "torchao's scaling, or transformer-engine; null: the framework's own", FP8_RECIPES, nullable=True
+    ),
     "grad_scaler": _flag("GradScaler of fp16 autocast"),
 }
 ACTIVATION_CHECKPOINTING: dict[str, Field] = {

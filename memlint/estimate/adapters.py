@@ -20,6 +20,7 @@ from memlint.models.architecture import Architecture
 
 if TYPE_CHECKING:
     from memlint.estimate.build import Build
+    from memlint.estimate.ops.float8_linear import Float8Linear
 
 DEFAULT_TARGETS: dict[str, tuple[str, ...]] = {
     "bart": ("q_proj", "v_proj"),
@@ -74,10 +75,12 @@ def matches(targets: str | tuple[str, ...], name: str, architecture: Architectur
 class LoraLinear:
     """A frozen base layer plus ``lora_B(lora_A(dropout(x))) * scaling``."""
 
-    __slots__ = ("a", "b", "base", "lora", "magnitude")
+    __slots__ = ("a", "b", "base", "inner", "lora", "magnitude")
 
     def __init__(self, base: Any, a: Weight, b: Weight, magnitude: Weight | None, lora: Lora) -> None:
         self.base = base
+        self.inner: tuple[Float8Linear | None, Float8Linear | None] | None = None
+        """lora_A and lora_B where one computes in float8."""
         self.a = a
         self.b = b
         self.magnitude = magnitude
@@ -96,7 +99,11 @@ class LoraLinear:
         )
         if isinstance(base, QuantizedLinear) and base.weight.quantization.type in _KEEPING_DTYPES:
             cls = QuantizedLora
-        return cls(base, a, b, magnitude, lora)
+        made = cls(base, a, b, magnitude, lora)
+        if build.float8 is not None and not build.reference:
+            inner = build.float8.adapted(f"{name}.lora_A", a), build.float8.adapted(f"{name}.lora_B", b)
+            made.inner = None if inner == (None, None) else inner
+        return made
 
     def __call__(self, f: Tape, x: Tensor) -> Tensor:
         """lora.Linear.forward: base result, branch in the adapter's dtype, sum, back to the base's dtype."""
@@ -108,8 +115,16 @@ class LoraLinear:
         if self.magnitude is not None:
             return cast(f, self._dora(f, x, result, self.magnitude), dtype)
         # x, in the adapter's dtype, is there beside its dropped copy until the call returns.
-        result = add(f, result, scale(f, branch(f, x, self.a, self.b, self.lora.dropout)))
+        result = add(f, result, scale(f, self._branch(f, x)))
         return cast(f, result, dtype)
+
+    def _branch(self, f: Tape, x: Tensor) -> Tensor:
+        if self.inner is None:
+            return branch(f, x, self.a, self.b, self.lora.dropout)
+        first, second = self.inner
+        x = dropout(f, x, self.lora.dropout)
+        x = linear(f, x, self.a) if first is None else first(f, x)
+        return linear(f, x, self.b) if second is None else second(f, x)
 
     def _dora(self, f: Tape, x: Tensor, result: Tensor, magnitude: Weight) -> Tensor:
         """DoraLinearVariant.forward (variants.py) over DoraLinearLayer.forward (dora.py): result + DoRA's part of it.

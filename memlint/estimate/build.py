@@ -13,6 +13,7 @@ from typing import Any
 
 from memlint.estimate.adapters import LoraLinear, matches
 from memlint.estimate.engine.tape import Leaf, Tape, Tensor
+from memlint.estimate.float8 import Float8
 from memlint.estimate.ops.images import requiring_grad
 from memlint.estimate.ops.linear import Weight, embedding, linear
 from memlint.estimate.optimizer_projected import Targets
@@ -117,6 +118,8 @@ class Build:
         """What the optimizer steps in a low-rank space."""
         self.shared: dict[str, int] = {}
         """Buffers that all layers share, and their bytes."""
+        self.float8 = Float8.of(job)
+        """Which linear layers compute in float8."""
         self._packed: dict[tuple[int, int], tuple[QuantizedWeight, tuple[int, ...]]] = {}
         """Quantised matrices by their shape, with the bytes of their storages."""
 
@@ -223,7 +226,9 @@ class Build:
                 self.records[-1].rank = self.projects.rank_of(name)
         stored = weight.bias_dtype if isinstance(weight, QuantizedWeight) else None
         offset = self.parameter(f"{name}.bias", outputs, dtype=stored) if bias else None
-        base = Linear(weight, offset) if isinstance(weight, Weight) else weight.module(offset)
+        base: Any = Linear(weight, offset) if isinstance(weight, Weight) else weight.module(offset)
+        if self.float8 is not None and not self.reference and self.float8.takes(name, inputs, outputs):
+            base = self.float8.linear(base)
         lora = self.lora
         kind = KINDS.get(self.training.method)
         if kind is not None and not bare:

@@ -61,6 +61,8 @@ class Stack:
             (kind, (self.first + index) % every == 0, trained is None or _trains(index, total, trained))
             for index, kind in enumerate(kinds)
         ]
+        if build.float8 is not None and build.float8.first_layer and total:
+            self.keys[0] = self.keys[0], "holds the first linear layer"
 
         def layer(index: int, count: int = 1) -> Place:
             build.layer_frozen = trained is not None and not _trains(index, total, trained)

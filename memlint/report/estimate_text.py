@@ -119,7 +119,8 @@ def _precision(value: Any) -> str:
     if not isinstance(value, dict):
         return str(value)
     autocast = value.get("autocast")
-    return f"{value.get('weights')} weights" + (f", {autocast} autocast" if autocast else "")
+    float8 = ", float8 products" if value.get("fp8") else ""
+    return f"{value.get('weights')} weights" + (f", {autocast} autocast" if autocast else "") + float8
 
 
 def _row(words: str, size: int, *, rule: bool = False) -> str:

@@ -125,6 +125,14 @@ class TestPrecision:
         assert training(text).precision.weights == "bf16"
         assert problems(text, "MEM007")[0][0] == "fp16"
 
+    @pytest.mark.parametrize(("section", "recipe"), [("", None), ("\nfp8_config:\n  recipe: rowwise", "rowwise")])
+    def test_float8_names_its_recipe(self, section, recipe):
+        precision = training(f"bf16: true\nfp8: true{section}").precision
+        assert (precision.fp8, precision.fp8_recipe, precision.autocast) == (True, recipe, "bf16")
+
+    def test_an_unknown_float8_recipe_is_a_mistake(self):
+        assert problems("fp8: true\nfp8_config:\n  recipe: columnwise", "MEM003")[0][0] == "fp8_config.recipe"
+
     def test_without_any_half_precision_everything_is_fp32(self):
         precision = training("bf16: false\nfp16: false").precision
         assert (precision.weights, precision.autocast, precision.fp32_modules) == ("fp32", None, ())

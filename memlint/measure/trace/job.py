@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from memlint.errors import UserError
+from memlint.estimate.float8 import Float8
 from memlint.estimate.result import COMPONENTS, Estimate, PhasePeak
 from memlint.hardware.target import Target
 from memlint.job import Checkpointing, Lora, TrainingJob
@@ -156,6 +157,7 @@ def settings_of(job: TrainingJob, world: int) -> TraceSettings:
         double_quant=quantized.double_quant if quantized is not None else True,
         kbit_preparation=quantized.kbit_preparation if quantized is not None else False,
         skip_quantization=quantized.skip if quantized is not None else DEFAULT_SKIP,
+        float8=Float8.of(job),
         freeze=training.freeze,
         train_last=training.trainable_layers if training.method == "freeze" else None,
         train_only=training.trainable_patterns if training.method == "freeze" else (),
@@ -209,7 +211,7 @@ def _refuse(job: TrainingJob) -> None:
         (training.loss != "standard", "training.loss", training.loss),
         (bool(training.liger), "training.liger", ", ".join(training.liger)),
         (training.compile, "training.compile", "true"),
-        (precision.fp8, "training.precision.fp8", "true"),
+        (precision.fp8 and Float8.of(job) is None, "training.precision.fp8", "true"),
         (precision.master_weights, "training.precision.master_weights", "true"),
         (precision.gradients not in (None, trained), "training.precision.gradients", precision.gradients),
         (precision.optimizer not in (None, trained), "training.precision.optimizer", precision.optimizer),

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch._subclasses import FakeTensorMode
 
+from memlint.measure.trace import float8
 from memlint.measure.trace.adapters import add_lora, checkpoint_layers, freeze, keep_fp32, train_in
 from memlint.measure.trace.bnb_kernels import bnb_kernels
 from memlint.measure.trace.build import DTYPES, make_config, make_inputs, make_model
@@ -58,7 +59,7 @@ def trace(
         return _trace_once(hf_config, settings, progress, remote)
     config = make_config(hf_config)
     two_stacks = bool(getattr(config, "is_encoder_decoder", False))
-    special_ends = settings.shards > 1 or settings.lora is not None or two_stacks
+    special_ends = settings.shards > 1 or settings.lora is not None or settings.float8 is not None or two_stacks
     fragments = (*settings.freeze, *settings.train_only)
     by_number = settings.train_last is not None or any(any(c.isdigit() for c in part) for part in fragments)
     depths = None
@@ -139,6 +140,8 @@ def _prepare(
     model = base if settings.lora is None else add_lora(base, settings.lora)
     if settings.trainable_weights is not None:
         train_in(model, DTYPES[settings.trainable_weights])
+    if settings.float8 is not None:
+        float8.convert(model, settings.float8)
     return model, base, elements
 
 

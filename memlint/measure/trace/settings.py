@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from memlint.estimate.float8 import Float8
+
 DEFAULT_SKIP = ("lm_head",)
 """The job's default: what transformers leaves unquantised by itself (quantizers/base.py get_keys_to_not_convert)."""
 
@@ -55,6 +57,8 @@ class TraceSettings:
     kbit_preparation: bool = True
     skip_quantization: tuple[str, ...] = DEFAULT_SKIP
     """llm_int8_skip_modules."""
+    float8: Float8 | None = None
+    """Which linear layers are torchao's, and how they scale; None: none are."""
     freeze: tuple[str, ...] = ()
     """Name fragments of parameters that do not train."""
     train_last: int | None = None
