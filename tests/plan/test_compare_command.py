@@ -194,6 +194,33 @@ class TestDiff:
         assert message in err
         assert not (repository / "x").exists()
 
+    def test_files_are_held_in_memory_a_portion_at_a_time(self, memlint, repository, monkeypatch):
+        from memlint.plan import base_tree
+
+        whole = memlint("diff", "--offline", "--output-format", "json")[1]
+        sizes = []
+        contents = base_tree._contents
+
+        def watched(blobs, root):
+            found = contents(blobs, root)
+            sizes.append(sum(map(len, found)))
+            return found
+
+        monkeypatch.setattr(base_tree, "_contents", watched)
+        monkeypatch.setattr(base_tree, "PORTION", 2 * len(BEFORE))
+        assert memlint("diff", "--offline", "--output-format", "json")[1] == whole
+        assert len(sizes) > 1
+        assert max(sizes) <= 2 * len(BEFORE)
+
+    def test_a_file_that_the_repository_lacks_is_one_sentence(self, memlint, repository):
+        """As in a clone with `--filter=blob:none` that can no longer reach its remote."""
+        asked = ["git", "rev-parse", "HEAD:configs/removed.yaml"]
+        blob = subprocess.run(asked, cwd=repository, capture_output=True, check=True, text=True).stdout.strip()
+        (repository / ".git" / "objects" / blob[:2] / blob[2:]).unlink()
+        code, out, err = memlint("diff", "--offline")
+        assert (code, out) == (2, "")
+        assert "the repository lacks files of that revision" in err
+
     def test_outside_a_repository(self, memlint, tmp_path, monkeypatch):
         monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
         code, _, err = memlint("diff")
