@@ -7,7 +7,7 @@ from typing import Any, Callable, Mapping
 from memlint.dialects.axolotl_batch import LEGACY_ATTENTION
 from memlint.dialects.names import NATIVE_TO_ATTENTION, NATIVE_TO_HF
 from memlint.dialects.promises import Writer
-from memlint.dialects.values import as_strings
+from memlint.dialects.values import as_mapping, as_strings
 from memlint.document.model import Document
 from memlint.findings import KeyEdit
 from memlint.job import TrainingJob
@@ -72,7 +72,7 @@ def express(changes: Mapping[str, Any], document: Document, job: TrainingJob) ->
 
 
 def _checkpointing(write: Writer, value: Any) -> None:
-    fsdp = write.data.get("fsdp_config") or {}
+    fsdp = as_mapping(write.data.get("fsdp_config")) or {}
     own = next((key for key in ("activation_checkpointing", "fsdp_activation_checkpointing") if fsdp.get(key)), None)
     if value not in ("none", "full", "offload"):
         return

@@ -222,8 +222,13 @@ class JobCheck:
 
     def resolve(self, index: int, job: TrainingJob) -> tuple[TrainingJob, str | None]:
         """Return the job with its architecture, or with None and the reason."""
+        from memlint.engine.bounds import beyond_bounds
         from memlint.engine.models import resolve
 
+        problems = beyond_bounds(job)
+        if problems:
+            self._of_job[index] = problems
+            return replace(job, architecture=None), problems[0].message
         resolved, unresolved, problems = resolve(
             job,
             document=self._document,

@@ -114,3 +114,11 @@ def test_a_consequence_may_be_asked_for_together_with_its_cause():
     wanted = {"training.attention": "flash", "training.precision.fp32_modules": ()}
     assert express(BASE, wanted) is not None
     assert express(BASE, {"training.precision.fp32_modules": ()}) is None
+
+
+@pytest.mark.parametrize("value", ["[1]", "text", "7", "{}", "{activation_checkpointing: [1]}"])
+@pytest.mark.parametrize("name", sorted(CHANGES))
+def test_a_section_of_another_kind_is_no_crash(value, name):
+    text = "base_model: m\nnum_epochs: 1\nmicro_batch_size: 1\nsequence_len: 8\n"
+    for key in ("fsdp_config", "plugins", "deepspeed", "gradient_checkpointing_kwargs"):
+        change(document(f"{text}{key}: {value}\n"), CHANGES[name])

@@ -56,7 +56,9 @@ class _Tiles:
 
     def __init__(self, f: Tape, x: tuple[Shape, str], weight: tuple[Shape, str], compute: str) -> None:
         tokens, width = x[0]
-        self.sizes = [min(TRL_TOKENS, tokens - start) for start in range(0, tokens, TRL_TOKENS)]
+        full, rest = divmod(tokens, TRL_TOKENS)
+        # Whole tiles after the third hold nothing that the third did not.
+        self.sizes = [TRL_TOKENS] * min(full, STEADY_CHUNKS) + [rest] * (rest > 0)
         self.chunks = [min(TRL_VOCABULARY, weight[0][0] - start) for start in range(0, weight[0][0], TRL_VOCABULARY)]
         self.width, self.compute = width, compute
         self.casts_x, self.casts_weight = x[1] != compute, weight[1] != compute
