@@ -52,6 +52,8 @@ def load_baseline(path: str) -> Baseline:
     if path in _KNOWN:
         return _KNOWN[path]
     shown = os.path.relpath(path)
+    if os.path.exists(path) and not os.path.isfile(path):
+        raise UserError(f"cannot read baseline {shown}: not a regular file")
     try:
         with open(path, "rb") as handle:
             content = handle.read(_SIZE_LIMIT + 1)

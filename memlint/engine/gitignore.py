@@ -107,6 +107,8 @@ def rules_in(folder: str, parent: Ignored) -> Ignored:
 
 
 def _read(path: str) -> tuple[Segment, ...]:
+    if not os.path.isfile(path):  # a pipe would be waited for
+        return ()
     try:
         with open(path, "rb") as handle:
             text = handle.read(LARGEST + 1)

@@ -40,6 +40,8 @@ def forget_settings() -> None:
 def _settings_in(folder: str) -> Settings | None:
     for name in ("memlint.toml", "pyproject.toml"):
         path = os.path.join(folder, name)
+        if not os.path.isfile(path):  # nor a pipe or a terminal, which a link can be: nothing may wait for one
+            continue
         try:
             with open(path, "rb") as handle:
                 content = handle.read(_SIZE_LIMIT + 1)
@@ -49,7 +51,8 @@ def _settings_in(folder: str) -> Settings | None:
         if name == "pyproject.toml" and _MARK not in content:
             continue
         if len(content) > _SIZE_LIMIT:
-            raise UserError(f"{_shown(path)}: settings file is larger than 1 MiB; move [tool.memlint] to memlint.toml")
+            cure = "move [tool.memlint] to memlint.toml" if name == "pyproject.toml" else "no list of settings is"
+            raise UserError(f"{_shown(path)}: settings file is larger than 1 MiB; {cure}")
         table = _table(path, content, ("tool", "memlint") if name == "pyproject.toml" else ())
         if table is None:
             continue

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -194,6 +195,32 @@ def test_defaults_without_a_file(tmp_path):
 )
 def test_patterns(path, pattern, expected):
     assert matches(path, pattern) is expected
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
+def test_nothing_is_waited_for(tmp_path, monkeypatch):
+    """A link to a terminal or a pipe in the place of settings, ignore rules or a baseline would hang every run."""
+    from memlint.engine.baseline import load_baseline
+    from memlint.engine.gitignore import rules_above
+
+    for name in ("memlint.toml", "pyproject.toml", ".gitignore", "baseline.json"):
+        os.mkfifo(tmp_path / name)
+    (tmp_path / ".git").mkdir()
+    forget_settings()
+    assert settings_for(str(tmp_path)).source is None
+    assert rules_above(str(tmp_path / "inner")) is not None
+    with pytest.raises(UserError, match="not a regular file"):
+        load_baseline(str(tmp_path / "baseline.json"))
+
+
+def test_too_long_settings_are_refused_with_what_to_do(tmp_path):
+    for name, cure in (("pyproject.toml", "move .tool.memlint. to memlint.toml"), ("memlint.toml", "no list of")):
+        folder = tmp_path / name.partition(".")[0]
+        folder.mkdir()
+        (folder / name).write_text("# memlint\n" * 200_000)
+        forget_settings()
+        with pytest.raises(UserError, match=f"larger than 1 MiB; {cure}"):
+            settings_for(str(folder))
 
 
 def test_no_pattern_takes_long():
