@@ -132,11 +132,15 @@ def _no_such_path(text: str) -> str:
 
 
 def _saved(model_id: str, base_dir: str, search_root: str) -> str | None:
-    """Look for a config saved by ``memlint models add``, from ``base_dir`` up to the repository's root."""
+    """Look for a config saved by ``memlint models add``, from ``base_dir`` up to the repository's root.
+
+    A link that leads out of the repository is none: it may come with a pull request.
+    """
     name = os.path.join(PROJECT_FOLDER, file_name(model_id))
-    for folder in (*upward(base_dir), os.path.abspath(search_root)):
+    folders = (*upward(base_dir), os.path.abspath(search_root))
+    for folder in folders:
         path = os.path.join(folder, name)
-        if os.path.isfile(path):
+        if os.path.isfile(path) and any(inside(path, one) for one in folders):
             return path
     return None
 

@@ -186,6 +186,14 @@ class TestOrder:
         found = resolve("me/mine", project, base_dir=str(project / "configs"), search_root=str(project / "configs"))
         assert source(found) == "project"
 
+    def test_a_saved_config_that_leads_out_of_the_repository_is_not_read(self, project: Path) -> None:
+        outside = write(project.parent / "outside" / "config.json")
+        (project / ".memlint" / "models").mkdir(parents=True)
+        (project / ".memlint" / "models" / "me__mine.json").symlink_to(outside)
+        found = resolve("me/mine", project)
+        assert found.architecture is None
+        assert found.file is None
+
 
 class TestCache:
     def test_a_snapshot_of_main(self, project: Path, tmp_path: Path) -> None:
