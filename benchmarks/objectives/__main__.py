@@ -132,6 +132,25 @@ def factory_points() -> Iterator[dict[str, Any]]:
             yield {**point, "options": {}, "framework": "llamafactory"}
 
 
+def liger_points() -> Iterator[dict[str, Any]]:
+    """What is traced of Liger's chunked losses, under TRL 1.9."""
+    kinds: tuple[tuple[str, dict[str, Any]], ...] = (
+        ("dpo", {"reference": "copy"}),
+        ("kto", {"reference": "copy"}),
+        ("grpo", {}),
+    )
+    for kind, fields in kinds:
+        adapted = {**fields, "reference": "adapter" if fields else "none", "lora": LORA}
+        options = {"use_liger_kernel": True}
+        yield _point(kind, **fields, options=options)
+        yield _point(kind, **fields, options=options, precision="bf16-autocast", batch=1)
+        yield _point(kind, **fields, options=options, precision="bf16-bf16", checkpointing="nonreentrant", batch=4)
+        yield _point(kind, **adapted, options=options, precision="bf16-bf16", checkpointing="nonreentrant")
+        yield _point(kind, "gpt2", **fields, options=options, batch=1)
+        yield _point(kind, "qwen2", **adapted, options=options, precision="bf16-bf16", batch=1, seq=1024)
+    yield _point("grpo", batch=1, seq=3072, completion=2560, options={"use_liger_kernel": True})
+
+
 def trace_point(point: dict[str, Any]) -> Any:
     """Trace one point."""
     weights, autocast = PRECISIONS[point["precision"]]
@@ -158,11 +177,12 @@ def main() -> int:
     parser.add_argument("--only", type=lambda text: text.split(","))
     parser.add_argument("--output")
     parser.add_argument("--llamafactory", action="store_true", help="its points instead of TRL's")
+    parser.add_argument("--liger", action="store_true", help="Liger's chunked losses (TRL 1.9, liger-kernel, triton)")
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     errors = []
     rows = []
-    for point in factory_points() if options.llamafactory else points():
+    for point in factory_points() if options.llamafactory else liger_points() if options.liger else points():
         if options.only and point["objective"] not in options.only:
             continue
         result = trace_point(point)

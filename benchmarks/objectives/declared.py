@@ -96,6 +96,7 @@ def _triton() -> Iterator[None]:
     import transformers.utils
     from torch.utils import _triton
 
+    importlib.import_module("torch._dynamo")  # which reads Triton's own names, where it is installed
     _triton.has_triton_package()  # settled before the stand-in can be seen
     package: Any = types.ModuleType("triton")
     language: Any = types.ModuleType("triton.language")
@@ -105,6 +106,7 @@ def _triton() -> Iterator[None]:
     package.jit = lambda function: _Kernel()
     package.cdiv = lambda a, b: -(-a // b)
     stand_ins = {"triton": package, "triton.language": language}
+    real = {name: sys.modules[name] for name in stand_ins if name in sys.modules}
     sys.modules.update(stand_ins)
     try:
         with mock.patch.object(transformers.utils, "is_triton_available", return_value=True):
@@ -112,6 +114,7 @@ def _triton() -> Iterator[None]:
     finally:
         for name in stand_ins:
             del sys.modules[name]
+        sys.modules.update(real)
 
 
 def trainer_class(module: str, name: str) -> Any:

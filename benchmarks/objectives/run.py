@@ -11,7 +11,7 @@ from unittest import mock
 import torch
 from torch._subclasses import FakeTensorMode
 
-from benchmarks.objectives import llamafactory
+from benchmarks.objectives import liger, llamafactory
 from benchmarks.objectives.declared import DeclaringMode, prepare, trainer_class
 from benchmarks.objectives.trainers import DROPS, KINDS, VERSION, Setup, add_head, make_batch, make_trainer
 from memlint.measure.trace.adapters import add_lora, checkpoint_layers
@@ -67,6 +67,9 @@ def traced(hf_config: Mapping[str, Any], setup: Setup, settings: TraceSettings, 
             trainer = llamafactory.make_trainer(setup, model, reference)
         else:
             trainer = make_trainer(setup, model, reference, autocast)
+            if setup.options.get("use_liger_kernel"):
+                liger.use_liger(trainer, setup.objective, recorder)
+                stack.enter_context(liger.compiled())
         parameters = [p for p in model.parameters() if p.requires_grad]
         everything = [*model.parameters(), *(reference.parameters() if reference is not None else ())]
         recorder.note_parameters(everything)

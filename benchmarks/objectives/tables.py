@@ -16,6 +16,7 @@ from tests.estimate.objective_points import simulated
 
 TRAINERS = {"1.16": "TRL 1.16.0", "1.9": "TRL 1.9.0", "0.24": "LLaMA-Factory 0.9.5"}
 """``trl`` of a point -> what ran."""
+LIGER = "TRL 1.9.0 with Liger-Kernel 0.8.5's losses"
 EMBEDDINGS = "sentence-transformers 6.2.0"
 PPO = {"trl": "TRL 1.12.0", "llamafactory": "LLaMA-Factory 0.9.5"}
 
@@ -26,7 +27,7 @@ def objective_tables(folder: str) -> list[str]:
     for path in sorted(glob.glob(os.path.join(folder, "traces_objectives*.jsonl"))):
         with open(path, encoding="utf-8") as handle:
             for point in map(json.loads, handle):
-                trainer = TRAINERS[point["trl"]]
+                trainer = LIGER if point["options"].get("use_liger_kernel") else TRAINERS[point["trl"]]
                 for key in ((trainer, "all"), (trainer, point["objective"])):
                     groups.setdefault(key, []).append(point)
     rows = [(trainer, objective, *_cells(points)) for (trainer, objective), points in groups.items()]

@@ -12,7 +12,7 @@ from memlint.records import dataclass, field
 VERSION = "0.19.0"
 """Newest release on the package index whose source was read (wheel axolotl-0.19.0)."""
 
-PINS = {"transformers": "5.16.1", "peft": "0.20.0", "trl": "1.9.0", "accelerate": "1.13.0"}
+PINS = {"transformers": "5.16.1", "peft": "0.20.0", "trl": "1.9.0", "accelerate": "1.13.0", "liger-kernel": "0.8.1"}
 """Library versions that the wheel's metadata requires, where the user's files state none."""
 
 CLIPPING = f"default of axolotl {VERSION}: TrainingArguments.max_grad_norm of transformers 5.16"

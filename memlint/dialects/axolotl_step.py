@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from memlint.dialects.axolotl_base import CLIPPING, VERSION, Run
+from memlint.dialects.liger import beneath_autocast
 from memlint.dialects.low_rank import read_low_rank
 from memlint.dialects.names import HF_OPTIMIZERS, LAYERWISE_OPTIMIZERS
 from memlint.dialects.values import Section, as_bool, did_you_mean, words
@@ -242,8 +243,10 @@ def _choose_loss(run: Run, *, liger: bool, cut: bool) -> None:
         trl = cfg.section("trl")
         if own is not None:
             run.put("training.loss", "fused", own)
+            beneath_autocast(run.draft)
         elif run.rl in ("grpo", "gdpo") and trl is not None and trl.flag("use_liger_loss"):
             run.put("training.loss", "fused", trl.path("use_liger_loss"))
+            beneath_autocast(run.draft)
         else:
             if fused_key is not None:
                 run.no_effect(

@@ -165,8 +165,7 @@ def read_loss(run: Run) -> None:
     key = cfg.has("enable_liger_kernel") if cfg.flag("enable_liger_kernel") else None
     if cfg.flag("use_liger_kernel"):
         key = key or "use_liger_kernel"
-    unsloth = cfg.flag("use_unsloth")
-    if unsloth:
+    if cfg.flag("use_unsloth") and run.stage in ("pt", "sft"):
         run.put("training.loss", "fused", "use_unsloth")
         return
     if key is None:

@@ -146,8 +146,9 @@ def _defaults(version: tuple[int, ...], old_transformers: bool, trainer: str) ->
         checkpointing=version >= (0, 22),
         reentrant=old_transformers and version < (0, 29),
         bf16=version >= (0, 19),
-        # From 1.15 on the fused LM head takes the place of Liger's loss; only its layer kernels apply.
-        liger_loss=version < (1, 15) and trainer != "reward",
+        # From 1.15 on the fused LM head takes the place of Liger's loss; only its layer kernels apply. The trainers of
+        # preferences and policies have losses of their own (trl_objective.py).
+        liger_loss=version < (1, 15) and trainer == "sft",
         liger_key=("use_liger_kernel", "use_liger"),
     )
 

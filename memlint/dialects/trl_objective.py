@@ -7,6 +7,7 @@ Source: TRL 1.16.0 ``trainer/{sft,dpo,kto,grpo,rloo,reward}_{config,trainer}.py`
 from __future__ import annotations
 
 from memlint.dialects.hf_trainer_args import Arguments
+from memlint.dialects.liger import beneath_autocast
 
 _OBJECTIVES = {
     "sft": "causal-lm",
@@ -152,6 +153,8 @@ def _loss(arguments: Arguments, version: tuple[int, ...], trainer: str) -> None:
     if trainer in ("simpo", "cpo", "orpo"):
         arguments.default("training.loss", "standard", f"TRL 1.16: experimental/{trainer}/{trainer}_trainer.py")
         return
+    if trainer in _LIGER and version < (1, 15) and _liger_loss(arguments, version):
+        return
     if version >= (1, 15):
         smoothing = section.number("label_smoothing_factor") if trainer == "sft" else None
         if smoothing:
@@ -166,6 +169,26 @@ def _loss(arguments: Arguments, version: tuple[int, ...], trainer: str) -> None:
         arguments.default("training.loss", "chunked", "TRL 1.6 to 1.14: trainer/sft_config.py")
     else:
         arguments.default("training.loss", "standard", f"TRL before 1.15: trainer/{_module(trainer)}_trainer.py")
+
+
+_NEWER_SWITCH = (0, 28)
+_LIGER = ("dpo", "kto", "grpo")
+"""Trainers with a loss of Liger's until TRL 1.12, and TRL's own chunked one in its place in 1.13 and 1.14."""
+
+
+def _liger_loss(arguments: Arguments, version: tuple[int, ...]) -> bool:
+    """Whether Liger's switch decides the loss: ``use_liger_loss`` to 0.27, ``use_liger_kernel`` since.
+
+    trl 0.24 trainer/dpo_config.py; trl 1.9 and 1.14 trainer/dpo_trainer.py.
+    """
+    section = arguments.section
+    key = section.has("use_liger_loss") if version < _NEWER_SWITCH else section.has("use_liger_kernel", "use_liger")
+    if key is None or not section.flag(key):
+        return False
+    arguments.put("training.loss", "fused" if version < (1, 13) else "chunked", key)
+    if version < (1, 13):
+        beneath_autocast(arguments.draft)
+    return True
 
 
 def _reference(arguments: Arguments, version: tuple[int, ...], trainer: str, source: str) -> None:

@@ -6,13 +6,13 @@ Sources: TRL 1.16 and 1.9 (the release that axolotl 0.19 pins) ``trainer/{dpo,kt
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from memlint.estimate.engine.pool import LOGITS, TEMPORARIES
 from memlint.estimate.engine.tape import Tape, Tensor
 from memlint.estimate.env import Batch
 from memlint.estimate.ops.basic import add, cast, copy, slice_of
-from memlint.estimate.ops.fused_loss import liger_fused_loss, summed, trl_log_probs
+from memlint.estimate.ops.fused_loss import summed, trl_log_probs
 from memlint.estimate.ops.logps import (
     chosen_loss,
     divided_in_place,
@@ -24,6 +24,9 @@ from memlint.estimate.ops.logps import (
 from memlint.estimate.versions import before
 from memlint.job import TrainingJob
 from memlint.units import DTYPE_BYTES
+
+if TYPE_CHECKING:
+    from memlint.estimate.liger_loss import Liger
 
 Model = tuple[Any, Any]
 """Body and head."""
@@ -59,6 +62,12 @@ class Policy:
         self.widens = before(job, "torch", 2, 8)
         """addmm knows no ``out_dtype`` yet (TRL 1.16 kernels/chunked_logprob.py _addmm_fp32)."""
         self.adds = self.objective in SUPERVISED and not self.whole
+        self.liger: Liger | None = None
+        """Liger's own loss of this objective, which takes the place of the model's head."""
+        if training.loss == "fused" and self.objective in POLICY and not self.whole:
+            from memlint.estimate.liger_loss import Liger
+
+            self.liger = Liger(job)
         self.scored = training.completion_length if self.objective == "grpo" else None
         """Positions of a row whose log-probability is asked for; None: all but the last."""
 
@@ -94,6 +103,8 @@ class Policy:
         held: the model's logits [B, S, V] or None and its hidden states; emptied here, so that what the trainer does
         not hold goes. own, reference: body and head of the policy and of what gives reference log-probabilities.
         """
+        if self.liger is not None:
+            return self.liger.loss(f, held, batch, own, reference)
         autocast = f.autocast
         values, first, logits = self._log_probs(f, held, batch, own[1], adds=self.adds)
         # Each call of a model is an autocast of its own (Accelerator.prepare_model), whose cached weights end with it.
@@ -119,8 +130,6 @@ class Policy:
         hidden, logits = held.pop(), held.pop()
         if logits is None:
             # Inside the model's forward, so under its autocast.
-            if head.loss_kind == "fused":
-                return liger_fused_loss(f, hidden, head.head.weight), None, None
             return trl_log_probs(f, hidden, head.head.weight, self.scored, widens=self.widens), None, None
         del hidden
         if self.whole or f.autocast is not None:

@@ -82,8 +82,11 @@ def test_defaults_of_supervised_training_by_release(version, expected):
     [
         ("1.16.0", False, "chunked"),
         ("1.16.0", True, "chunked"),
-        ("1.14.0", True, "fused"),
+        ("1.14.0", True, "chunked"),
         ("1.14.0", False, "standard"),
+        ("1.12.0", True, "fused"),
+        ("1.12.0", False, "standard"),
+        ("0.27.2", True, "standard"),
     ],
 )
 def test_preference_loss_by_release(version, liger, loss):
@@ -91,6 +94,25 @@ def test_preference_loss_by_release(version, liger, loss):
     job = read_text(text, versions={"trl": version}).jobs[0]
     assert job.training.loss == loss
     assert bool(job.training.liger) == liger
+
+
+def test_ligers_own_loss_had_a_switch_of_its_own_before_0_28():
+    job = read_text(BASE + "beta: 0.1\nuse_liger_loss: true\n", versions={"trl": "0.24.0"}).jobs[0]
+    assert job.training.loss == "fused"
+    assert job.origins["training.loss"].key == ("use_liger_loss",)
+
+
+def test_ligers_own_loss_computes_in_the_dtype_of_the_weights_and_says_so():
+    text = BASE + "beta: 0.1\nuse_liger_kernel: true\nbf16: true\ndtype: float32\n"
+    job = read_text(text, versions={"trl": "1.9.0"}).jobs[0]
+    assert job.training.precision.autocast == "bf16"
+    assert [a for a in job.assumptions if "beneath accelerate's autocast" in a and a.endswith("fp32")]
+
+
+def test_ligers_kernels_leave_the_loss_of_other_trainers_alone():
+    for keys in ("beta: 0.1\ncpo_alpha: 1.0\n", "center_rewards_coefficient: 0.1\n"):
+        job = read_text(BASE + keys + "use_liger_kernel: true\n", versions={"trl": "1.9.0"}).jobs[0]
+        assert job.training.loss == "standard"
 
 
 @pytest.mark.parametrize(

@@ -27,6 +27,7 @@ def title(point: dict[str, Any]) -> str:
     words += ["lora"] * ("lora" in point) + [point["reference"]] * (point["reference"] != "none")
     words += ["padding"] * point["padding"] + [f"b{point['batch']}"] + [str(v) for v in point["options"].values()]
     words += [f"trl {point['trl']}"] * (point["trl"] != "1.16")
+    words += [f"liger {point[name]}" for name in ("liger",) if name in point]
     return " ".join(words)
 
 
@@ -35,13 +36,14 @@ def job(point: dict[str, Any]) -> TrainingJob:
     objective = point["objective"]
     plain = objective == "cpo" and point["options"].get("cpo_alpha") == 0
     fused = FUSED if point["trl"] == "1.16" else () if "loss_type" in point["options"] else ("sft",)
+    loss = "fused" if point["options"].get("use_liger_kernel") else "chunked" if objective in fused else "standard"
     return replace_fields(
         traced.job(point),
         {
             "framework": {"llamafactory": "llama-factory 0.9.5"}.get(point.get("framework", ""), "trl"),
-            "versions": {"trl": point["trl"]},
+            "versions": {"trl": point["trl"], **({"liger-kernel": point["liger"]} if "liger" in point else {})},
             "training.objective": "dpo" if plain else NATIVE.get(objective, objective),
-            "training.loss": "chunked" if objective in fused else "standard",
+            "training.loss": loss,
             "training.reference_model": point["reference"],
             "training.padding": point["padding"],
             "training.completion_length": point.get("completion"),

@@ -16,6 +16,8 @@ OLDER = points("traces_objectives_trl19.jsonl")
 """The release that axolotl pins: whole logits, and what is logged of them."""
 FACTORY = points("traces_objectives_llamafactory.jsonl")
 """LLaMA-Factory's own losses, and its reward model with a value head."""
+LIGER = points("traces_objectives_liger.jsonl")
+"""Liger's chunked losses in TRL 1.9, compiled as inductor would for a GPU."""
 
 
 @pytest.mark.parametrize("run", [*POINTS, *OLDER, *FACTORY], ids=title)
@@ -36,7 +38,38 @@ def test_the_simulation_agrees_with_the_trainer(run: dict[str, Any]) -> None:
         assert phases["loss"] == pytest.approx(traced["loss"], rel=0.001)
 
 
-@pytest.mark.parametrize("run", [p for p in [*POINTS, *FACTORY] if p["precision"] == "bf16" or p in FACTORY], ids=title)
+@pytest.mark.parametrize("run", LIGER, ids=title)
+def test_ligers_chunked_loss_agrees_with_the_trainer_that_runs_it(run: dict[str, Any]) -> None:
+    step, traced = simulated(run), run["phase_peaks"]
+    phases = phases_of(step)
+    # Inductor takes the sum of a KTO row's logits before their gradient where the row's size allows it.
+    rel = 0.005 if run["objective"] == "kto" else 0.001
+    assert max(phases.values()) == pytest.approx(max(traced.values()), rel=rel)
+    # The trainer's forward of the reference is a part of the loss here.
+    before = max(phases["forward"], phases["loss"])
+    assert before == pytest.approx(max(traced["forward"], traced["loss"]), rel=4 * rel)
+    assert phases["backward"] == pytest.approx(traced["backward"], rel=0.001)
+    # Of one row the engine's thread may hold no gradient any more.
+    assert step.forward_end_bytes == pytest.approx(run["forward_end_bytes"], rel=0.006)
+
+
+def test_ligers_gradients_are_made_twice_where_micro_batches_are_accumulated() -> None:
+    run = next(p for p in LIGER if p["objective"] == "dpo" and p["precision"] == "bf16")
+    once, several = (run_step(replace_fields(job(run), {"training.gradient_accumulation_steps": n})) for n in (1, 2))
+    lone, again = dict(phases_of(once)), dict(phases_of(several))
+    head = 2 * run["config"]["vocab_size"] * run["config"]["hidden_size"]
+    assert again["loss"] - lone["loss"] == once.static["gradients"]
+    assert again["backward"] >= lone["backward"] + head
+
+
+def test_an_older_liger_takes_the_gradient_of_a_frozen_head() -> None:
+    run = next(p for p in LIGER if p["objective"] == "grpo" and "lora" in p)
+    assert highest(run, versions={"trl": "1.9", "liger-kernel": "0.8.1"}) > highest(run) + 2**21
+
+
+@pytest.mark.parametrize(
+    "run", [p for p in [*POINTS, *FACTORY, *LIGER] if p["precision"] == "bf16" or p in FACTORY], ids=title
+)
 def test_one_layer_stands_for_all_equal_ones(run: dict[str, Any]) -> None:
     deep = {**run, "config": {**run["config"], "n_layer": 6, "num_hidden_layers": 6}}
     short, full = simulated(deep), simulated(deep, full=True)

@@ -100,6 +100,8 @@ class DecoderModel:
             return self.ppo.forward(f, batch)
         if self.columns is not None:
             return self.columns.forward(f, batch)
+        if self.policy.liger is not None:
+            f.autocast = None  # the trainer calls the body beneath the autocast around the model
         hidden = self.body(f, batch)
         whole = self.job.training.loss == "standard"
         logits = self.head.logits(f, self.policy.kept(f, hidden) if whole else hidden)
