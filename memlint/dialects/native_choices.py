@@ -18,7 +18,18 @@ OBJECTIVES = (
     "reward",
     "grpo",
     "ppo",
+    "ipo",
+    "simpo",
+    "rloo",
 )
+SAME_STEP = {"ipo": "dpo", "simpo": "dpo", "rloo": "grpo"}
+"""Names people write -> the objective whose step holds the same: they differ in what is done to a number a row.
+
+TRL 1.16: ``loss_type: ipo`` of trainer/dpo_trainer.py; ``loss_type: simpo`` of experimental/cpo, which has no cross
+entropy (``cpo_alpha: 0``) and no reference; trainer/rloo_trainer.py beside grpo_trainer.py.
+"""
+REFERENCE_FREE = ("simpo", "orpo", "cpo", "reward")
+"""Objectives whose loss has no reference model."""
 METHODS = tuple(
     sorted(
         words(

@@ -94,7 +94,11 @@ ACTIVATION_CHECKPOINTING: dict[str, Field] = {
     "save": Field("strings", "selective: operations whose output is kept"),
 }
 TRAINING: dict[str, Field] = {
-    "objective": Field("choice", "what is trained", OBJECTIVES),
+    "objective": Field(
+        "choice",
+        "what is trained; ipo and simpo hold what dpo does, simpo without a reference, rloo what grpo",
+        OBJECTIVES,
+    ),
     "method": Field("choice", "which parameters are trained", METHODS),
     "virtual_tokens": _count("prompt, p-tuning, prefix: trained tokens in front of a sequence", 65536),
     "micro_batch_size": _count(

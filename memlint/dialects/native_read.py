@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Mapping
 
 from memlint.dialects.base import JobDraft, Problem
+from memlint.dialects.native_choices import REFERENCE_FREE, SAME_STEP
 from memlint.dialects.native_fields import SECTIONS
 from memlint.job import KeyPath, Lora, Quantization
 
@@ -46,7 +47,7 @@ def read_job(draft: JobDraft, data: Mapping[str, Any]) -> list[Problem]:
                 value = "fsdp"
             draft.set(f"{section}.{key}", coerce(section, key, value), key=(section, key))
     _defaults(draft, training)
-    return _adapters(draft, training)
+    return [*_adapters(draft, training), *_reference(draft, training)]
 
 
 def coerce(section: str, key: str, value: Any) -> Any:
@@ -54,6 +55,8 @@ def coerce(section: str, key: str, value: Any) -> Any:
     field = SECTIONS[section][key]
     if field.kind == "integer" and isinstance(value, float):
         return int(value)
+    if key == "objective":
+        return SAME_STEP.get(value, value)
     if field.kind == "strings":
         if key == "targets":
             return value if isinstance(value, str) else tuple(value)
@@ -125,6 +128,15 @@ def _adapters(draft: JobDraft, training: Mapping[str, Any]) -> list[Problem]:
             )
         )
     return problems
+
+
+def _reference(draft: JobDraft, training: Mapping[str, Any]) -> list[Problem]:
+    """A reference model that the loss never asks."""
+    objective, stated = training.get("objective"), training.get("reference_model", "none")
+    if objective not in REFERENCE_FREE or stated == "none":
+        return []
+    draft.set("training.reference_model", "none", key=("training", "objective"))
+    return [_no_effect("reference_model", f"`reference_model` has no effect with `objective: {objective}`")]
 
 
 def _section(draft: JobDraft, name: str, default: Any, training: Mapping[str, Any]) -> None:

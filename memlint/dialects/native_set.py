@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from memlint.dialects.native_choices import REFERENCE_FREE
 from memlint.dialects.native_fields import NESTED, SECTIONS, SHORT, Field, accepts_value
 from memlint.dialects.native_read import CHECKPOINTING_SHORT, PRECISION_SHORT, coerce, nested_values
 from memlint.dialects.values import as_bool, as_float, as_int, bound_text, did_you_mean, show
@@ -97,6 +98,7 @@ def _hint(field: Field, raw: str) -> str:
 
 
 def _set(job: TrainingJob, section: str, key: str, value: Any) -> TrainingJob:
+    stated = value
     value = coerce(section, key, value)
     if section == "parallelism" and key == "strategy" and value == "fsdp2":
         value = "fsdp"
@@ -106,6 +108,8 @@ def _set(job: TrainingJob, section: str, key: str, value: Any) -> TrainingJob:
         value = "bf16"
     changed = replace_fields(job, {f"{target}.{key}": value})
     changed = _with_origin(changed, f"{target}.{key}", f"{section}.{key}")
+    if section == "training" and key == "objective" and stated in REFERENCE_FREE:
+        changed = replace_fields(changed, {"training.reference_model": "none"})
     if section == "training" and key == "method":
         changed = _follow_method(changed, value)
     return changed

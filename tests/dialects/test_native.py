@@ -231,3 +231,21 @@ class _Context:
 
     def companion(self, path, *, beside):
         return None
+
+
+@pytest.mark.parametrize(("word", "objective"), [("ipo", "dpo"), ("simpo", "dpo"), ("rloo", "grpo"), ("cpo", "cpo")])
+def test_names_of_losses_that_hold_the_same_are_known(word, objective):
+    reading = read_text(f"memlint: 1\nmodel: a/b\ntraining:\n  objective: {word}\n", "job.yaml")
+    assert reading.jobs[0].training.objective == objective
+    assert not reading.problems
+    assert apply_sets(reading.jobs[0], [f"objective={word}"]).training.objective == objective
+
+
+def test_simpo_never_asks_a_reference_model_and_ipo_does():
+    text = "memlint: 1\nmodel: a/b\ntraining:\n  objective: {}\n  reference_model: copy\n"
+    simpo, ipo = (read_text(text.format(word), "job.yaml") for word in ("simpo", "ipo"))
+    assert simpo.jobs[0].training.reference_model == "none"
+    assert [(p.code, p.key) for p in simpo.problems] == [("MEM007", ("training", "reference_model"))]
+    assert ipo.jobs[0].training.reference_model == "copy"
+    assert not ipo.problems
+    assert apply_sets(ipo.jobs[0], ["objective=simpo"]).training.reference_model == "none"
