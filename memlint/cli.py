@@ -55,9 +55,9 @@ def run(argv: list[str]) -> int:
         print(f"memlint: error: {error}", file=sys.stderr)
         return Exit.FAILED
     except BrokenPipeError:
-        # The reader (`head`) has gone: not an error. stdout is pointed elsewhere, or Python complains at exit.
+        # The reader (`head`) has gone before it was known what there is to find: neither 0 nor 1 would be true.
         _abandon_stdout()
-        return Exit.OK
+        return 141  # 128 + SIGPIPE, as shells report it
     except KeyboardInterrupt:
         print("memlint: interrupted", file=sys.stderr)
         return 130  # 128 + SIGINT, as shells report it

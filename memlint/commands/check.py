@@ -163,6 +163,14 @@ def _output(text: str) -> tuple[str, str]:
     name, colon, path = text.partition(":")
     if colon and name in FORMATS and path:
         return name, path
+    if colon and name.isalpha() and len(name) > 1:  # one letter: a drive
+        from difflib import get_close_matches
+
+        close = get_close_matches(name.lower(), FORMATS, n=1)
+        if name in FORMATS:
+            raise UserError(f"--output {text} names no file; write {name}:FILE")
+        tail = f"did you mean `{close[0]}`?" if close else f"choose from {', '.join(FORMATS)}"
+        raise UserError(f"--output {text}: no report format is called `{name}`; {tail}")
     lowered = text.lower()
     for ending, output_format in ((".sarif", "sarif"), (".sarif.json", "sarif"), (".json", "json"), (".xml", "junit")):
         if lowered.endswith(ending):

@@ -19,7 +19,7 @@ MAX_DRAWN_ROWS = 128
 MAX_REFLECTIONS = 512
 """Rank of an HRA adapter, each of whose columns is a step of its own (PEFT's default is 8)."""
 
-_SCORED = frozenset({"dpo", "orpo", "cpo", "kto", "grpo", "ppo"})
+_SCORED = frozenset({"dpo", "ipo", "simpo", "orpo", "cpo", "kto", "grpo", "rloo", "ppo"})
 _UNREMARKABLE = 65536
 """No field has a lower bound than this (dialects/native_fields.py): below it nothing need be looked up."""
 

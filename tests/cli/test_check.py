@@ -119,6 +119,22 @@ def test_several_outputs_in_one_run(project, memlint):
     assert (project / "j.xml").read_text().startswith("<?xml")
 
 
+@pytest.mark.parametrize(
+    ("output", "words"),
+    [
+        ("json:", "names no file; write json:FILE"),
+        ("sariff:a.sarif", "no report format is called `sariff`; did you mean `sarif`?"),
+        ("qqq:a.txt", "no report format is called `qqq`; choose from text, "),
+    ],
+)
+def test_an_output_that_would_become_a_file_of_another_name_is_refused(project, memlint, output, words):
+    before = sorted(path.name for path in project.iterdir())
+    code, _, err = memlint("check", "--output", output, "small.yaml")
+    assert code == 2
+    assert words in err
+    assert sorted(path.name for path in project.iterdir()) == before
+
+
 def test_standard_input_takes_its_name_from_stdin_filename(project, memlint, monkeypatch):
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO((project / "big.yaml").read_bytes())))
     _, out, _ = memlint("check", "-", "--stdin-filename", "big.yaml", "--target", "24GiB")

@@ -78,7 +78,7 @@ def test_module_and_version(project):
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs a POSIX shell")
-def test_a_reader_that_leaves_early_is_no_error(project):
+def test_a_reader_that_leaves_early_is_no_traceback(project):
     for number in range(400):
         (project / f"n{number}.yaml").write_text((project / "small.yaml").read_text())
     command = f"{sys.executable} -m memlint check --target 24GiB; echo $? >&2"
@@ -88,6 +88,15 @@ def test_a_reader_that_leaves_early_is_no_error(project):
     assert "Traceback" not in result.stderr
     assert "BrokenPipe" not in result.stderr
     assert result.stdout.startswith("big.yaml: predicted peak")
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs a POSIX shell")
+def test_what_nobody_reads_is_no_clean_run(project):
+    """With pipefail, 0 would say that nothing was found."""
+    command = f"(sleep 1; {sys.executable} -m memlint check --target 24GiB big.yaml; echo $? >&2) | true"
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    result = subprocess.run(["sh", "-c", command], cwd=project, capture_output=True, text=True, env=environment)
+    assert result.stderr == "141\n"
 
 
 def test_no_escape_codes_when_piped_unless_forced(project):
