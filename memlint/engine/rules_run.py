@@ -14,9 +14,6 @@ if TYPE_CHECKING:
     from memlint.document.model import Document
     from memlint.rules.context import Context
 
-_WASTE_SHARE = 4
-"""A suggestion for a job that fits must save more than a quarter of the usable memory (CONTRACT.md, Rules)."""
-
 _NO_PARALLELISM = Parallelism()
 
 _OF_STATES = frozenset({"MEM203", "MEM401", "MEM501"})
@@ -87,6 +84,8 @@ def _may_speak(entry: Entry, context: Context) -> bool:
 
 def _could_matter(code: str, context: Context) -> bool:
     """Whether a suggestion could save enough: what it leaves alone is a lower bound of the peak after it."""
+    from memlint.rules.context import WASTE_SHARE
+
     estimate, usable = context.estimate, context.usable
     if estimate is None or usable is None:
         return False
@@ -97,7 +96,7 @@ def _could_matter(code: str, context: Context) -> bool:
     else:
         # All states are alive together in the optimizer step.
         most = estimate.device_bytes - sum(estimate.static.values())
-    return most * _WASTE_SHARE > usable
+    return most * WASTE_SHARE > usable
 
 
 def _run(entry: Entry, context: object) -> Iterable[Finding]:

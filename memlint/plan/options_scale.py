@@ -25,32 +25,33 @@ def micro_batches(job: TrainingJob, *, faster: bool = False) -> tuple[Remedy, ..
         sizes = [rows * k for k in range(steps, 1, -1) if steps % k == 0] + sizes
     larger = sum(size > rows for size in sizes)
     for number, size in enumerate(sizes):
+        words, sentence = _SMALLER if size < rows else _LARGER
         found.append(
             Remedy(
                 name=f"micro-batch-{size}",
                 dimension="batch",
-                words=(
-                    "a smaller micro batch with more accumulation"
-                    if size < rows
-                    else "a larger micro batch with less accumulation"
-                ),
+                words=words,
                 changes={
                     "training.micro_batch_size": size,
                     "training.gradient_accumulation_steps": rows * steps // size,
                 },
-                cost=Cost(
-                    sentence=(
-                        "same optimisation; smaller matrix multiplications use the GPU less well"
-                        if size < rows
-                        else "same optimisation; larger matrix multiplications use the GPU better"
-                    ),
-                    source="the mean of a global batch is the same however it is divided (but for per-token weighting)",
-                ),
+                cost=Cost(sentence=sentence, source=_MEAN),
                 rank={"batch": number - larger + (size < rows)},
                 safe=True,
             )
         )
     return tuple(found)
+
+
+_SMALLER = (
+    "a smaller micro batch with more accumulation",
+    "same optimisation; smaller matrix multiplications use the GPU less well",
+)
+_LARGER = (
+    "a larger micro batch with less accumulation",
+    "same optimisation; larger matrix multiplications use the GPU better",
+)
+_MEAN = "the mean of a global batch is the same however it is divided (but for per-token weighting)"
 
 
 def _mini_batches(job: TrainingJob) -> tuple[Remedy, ...]:
@@ -100,15 +101,18 @@ def evaluation_batches(job: TrainingJob) -> tuple[Remedy, ...]:
     )
 
 
+_GATHERED = "half more communication: weights are gathered for each forward and backward"
+_ON_CPU = "the step runs on the CPU; needs host memory"
+_OVER_PCIE = "weights cross PCIe for each forward and backward"
 _SHARDED: tuple[tuple[str, str, int, int, str, str], ...] = (
     ("zero1", "none", 1, 0, "ZeRO-1", "the volume of plain data parallelism; optimizer states divided"),
     ("zero2", "none", 2, 0, "ZeRO-2", "the volume of plain data parallelism; states and gradients divided"),
-    ("fsdp", "none", 3, 0, "FSDP", "half more communication: weights are gathered for each forward and backward"),
-    ("zero3", "none", 4, 0, "ZeRO-3", "half more communication: weights are gathered for each forward and backward"),
-    ("zero2", "optimizer", 2, 1, "ZeRO-2 with the optimizer on the CPU", "the step runs on the CPU; needs host memory"),
-    ("zero3", "optimizer", 4, 1, "ZeRO-3 with the optimizer on the CPU", "the step runs on the CPU; needs host memory"),
-    ("fsdp", "all", 3, 2, "FSDP with everything offloaded", "weights cross PCIe for each forward and backward"),
-    ("zero3", "all", 4, 2, "ZeRO-3 with everything offloaded", "weights cross PCIe for each forward and backward"),
+    ("fsdp", "none", 3, 0, "FSDP", _GATHERED),
+    ("zero3", "none", 4, 0, "ZeRO-3", _GATHERED),
+    ("zero2", "optimizer", 2, 1, "ZeRO-2 with the optimizer on the CPU", _ON_CPU),
+    ("zero3", "optimizer", 4, 1, "ZeRO-3 with the optimizer on the CPU", _ON_CPU),
+    ("fsdp", "all", 3, 2, "FSDP with everything offloaded", _OVER_PCIE),
+    ("zero3", "all", 4, 2, "ZeRO-3 with everything offloaded", _OVER_PCIE),
 )
 """Strategy, offload, price of sharding, price of offload, words, sentence. Volumes: Rajbhandari et al. 2020,
 arXiv:1910.02054, section 7: ZeRO-1 and 2 move as much as data parallelism, ZeRO-3 1.5 times as much."""
