@@ -36,6 +36,7 @@ EXPERTS = {
     "moe_intermediate_size": 128,
     "shared_expert_intermediate_size": 256,
 }
+GPTJ = {"model_type": "gptj", "n_embd": 256, "n_layer": 4, "n_head": 4, "vocab_size": 64, "rotary_dim": 32}
 PURE = {"training.precision.weights": "bf16", "training.precision.autocast": None}
 CHECKPOINTED = {"training.checkpointing.mode": "full", "training.checkpointing.reentrant": False}
 AXOLOTL, LLAMA_FACTORY = {"framework": "axolotl"}, {"framework": "llama-factory"}
@@ -56,6 +57,7 @@ SETUPS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "an adapter too small": (LLAMA, {**LORA, "training.lora": Lora(rank=8)}),
     "an adapter, checkpointed": (QWEN, {**PURE, **LORA, **CHECKPOINTED, "training.lora": Lora(rank=16)}),
     "experts": (EXPERTS, {**PURE, **AXOLOTL, **CHECKPOINTED}),
+    "recomputed until its last save, which comes late": (GPTJ, {**PURE, **CHECKPOINTED, "training.optimizer": "sgd"}),
     "logits that outweigh the layers": ({**LLAMA, "vocab_size": 8192}, PURE),
 }
 

@@ -71,13 +71,13 @@ class Float8Linear:
         tokens = prod(given.shape[:-1])
         outputs, inputs = weight.shape
         recorded = f.needs(given, weight)
-        saved = f.save(given, weight) if recorded else ()
         left, right = self._cast(f, given, tokens), self._cast(f, weight, outputs)
         out = self._product(f, inputs, (tokens, outputs), given.dtype, f.component, turned=0)
         del left, right
         out = out.view(*given.shape[:-1], outputs)
         if recorded:
-            out = f.record(out, _backward, (given, weight), saved, self)
+            # A Python function's saves are packed when its forward has returned, which ends a recomputation too.
+            out = f.record(out, _backward, (given, weight), f.save(given, weight), self)
         return out if bias is None else add(f, out, cast(f, bias, out.dtype))
 
     def _cast(self, f: Tape, x: Tensor, lines: int) -> Operand:
