@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from memlint.plan.remedy import Changes, Cost, Remedy
+from memlint.plan.rows import are_compared, are_normalised_together
 
 if TYPE_CHECKING:
     from memlint.job import TrainingJob
@@ -13,11 +14,13 @@ if TYPE_CHECKING:
 def micro_batches(job: TrainingJob, *, faster: bool = False) -> tuple[Remedy, ...]:
     """Every smaller divisor of the micro batch, accumulation raised so that the global batch stays.
 
-    A contrastive loss compares the rows of a micro batch with each other: there it stays, and is embedded by parts.
+    A contrastive loss compares the rows of a micro batch with each other: there it stays, and texts are embedded by
+    parts.
     """
     training = job.training
-    if training.objective == "contrastive":
-        return _mini_batches(job)
+    if are_compared(job):
+        return _mini_batches(job) if training.objective == "contrastive" else ()
+    mixed = are_normalised_together(job)
     rows, steps = training.micro_batch_size, training.gradient_accumulation_steps
     found: list[Remedy] = []
     sizes = [size for size in range(rows // 2, 0, -1) if rows % size == 0]
@@ -35,9 +38,13 @@ def micro_batches(job: TrainingJob, *, faster: bool = False) -> tuple[Remedy, ..
                     "training.micro_batch_size": size,
                     "training.gradient_accumulation_steps": rows * steps // size,
                 },
-                cost=Cost(sentence=sentence, source=_MEAN),
+                cost=Cost(
+                    convergence="small" if mixed else "none",
+                    sentence=_NORMALISED if mixed else sentence,
+                    source=_MEAN,
+                ),
                 rank={"batch": number - larger + (size < rows)},
-                safe=True,
+                safe=not mixed,
             )
         )
     return tuple(found)
@@ -51,6 +58,7 @@ _LARGER = (
     "a larger micro batch with less accumulation",
     "same optimisation; larger matrix multiplications use the GPU better",
 )
+_NORMALISED = "batch normalisation takes its mean and variance from other numbers of rows"
 _MEAN = "the mean of a global batch is the same however it is divided (but for per-token weighting)"
 
 

@@ -7,6 +7,8 @@ import pytest
 from memlint.dialects.native import apply_sets
 from memlint.hardware.parse import parse_target
 from memlint.job import Lora, Quantization, TrainingJob, replace_fields
+from memlint.models.architecture import Architecture
+from memlint.models.config import read_config
 from memlint.models.resolve import resolve_model
 from memlint.plan import options, options_scale, options_zero
 from memlint.plan.conflicts import CONFLICTS, contradiction
@@ -188,7 +190,27 @@ class TestOptimizer:
         assert options.step_in_backward(replace_fields(free, {"training.gradient_accumulation_steps": 2})) == ()
 
 
+def image_job(*sets, **config):
+    architecture = read_config(config)
+    assert isinstance(architecture, Architecture), architecture
+    return replace_fields(job("training.micro_batch_size=64", *sets), {"architecture": architecture})
+
+
 class TestBatch:
+    @pytest.mark.parametrize("model_type", ["clip", "siglip", "siglip2"])
+    def test_rows_that_are_compared_with_each_other_stay_together(self, model_type):
+        """Every image against every text of the micro batch: of one row nothing can be learnt."""
+        assert options_scale.micro_batches(image_job(model_type=model_type)) == ()
+        classes = image_job("training.objective=sequence-classification", model_type=model_type)
+        assert all(remedy.safe for remedy in options_scale.micro_batches(classes))
+
+    def test_rows_that_are_normalised_together_are_no_safe_change(self):
+        found = options_scale.micro_batches(
+            image_job("training.objective=sequence-classification", model_type="resnet")
+        )
+        assert found
+        assert {(remedy.safe, remedy.cost.convergence) for remedy in found} == {(False, "small")}
+
     def test_every_divisor_keeps_the_global_batch(self):
         made = job("training.micro_batch_size=12", "training.gradient_accumulation_steps=2")
         found = options_scale.micro_batches(made)
