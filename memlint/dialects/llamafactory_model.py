@@ -21,10 +21,8 @@ LANGUAGE = ("language_model", "lm_head")
 """Name fragments of model/model_utils/visual.py, of all registered models together: a text model has none of the first
 two, so the defaults (towers frozen) change nothing there."""
 
-OUTSIDE = ("embed_tokens", "lm_head", "norm", "wte", "wpe", "ln_f", "embed_in", "embed_out", "final_layer_norm")
-"""Modules outside the layers: frozen by the freeze method unless ``freeze_extra_modules`` names them."""
-
 _ADAPTER = "model/adapter.py"
+_PROJECTOR = "freeze_multi_modal_projector"
 _ARGUMENTS = "hparams/finetuning_args.py"
 
 
@@ -179,19 +177,22 @@ def _read_towers(run: Run) -> None:
     cfg = run.cfg
     frozen: list[str] = []
     stated: str | None = None
+    # Of what is outside of the layers only these train (model/adapter.py _setup_freeze_tuning).
+    extra = (cfg.strings("freeze_extra_modules") or ()) if run.method == "freeze" else ()
+    trained = (*extra,)
     for key, names, default in (
         ("freeze_vision_tower", VISION, True),
-        ("freeze_multi_modal_projector", PROJECTOR, True),
+        (_PROJECTOR, PROJECTOR, True),
         ("freeze_language_model", LANGUAGE, False),
     ):
         flag = cfg.flag(key)
         stated = stated or (key if flag is not None else None)
         if default if flag is None else flag:
             frozen.extend(names)
-    if run.method == "freeze":
-        extra = cfg.strings("freeze_extra_modules") or ()
-        frozen.extend(name for name in OUTSIDE if name not in extra)
-        stated = stated or ("freeze_extra_modules" if extra else None)
+        elif run.method == "freeze" and key == _PROJECTOR:
+            trained = (*trained, *names)
+    if trained:
+        run.put("training.trainable_patterns", trained, "freeze_extra_modules" if extra else _PROJECTOR)
     run.choose(
         "training.freeze", stated or "freeze_vision_tower", tuple(frozen) if stated else None, tuple(frozen), _ARGUMENTS
     )

@@ -10,7 +10,6 @@ from typing import Any
 from memlint.dialects.base import JobDraft, Problem, ReadContext, Reading
 from memlint.dialects.deepspeed import join_deepspeed
 from memlint.dialects.llamafactory_base import PINS, VERSION, Run, interpolated
-from memlint.dialects.llamafactory_model import OUTSIDE
 from memlint.dialects.spelling import near_misses
 from memlint.dialects.values import Section
 from memlint.document.model import Document
@@ -159,8 +158,8 @@ def _freeze(run: Run, peft: Section) -> None:
     layers = peft.integer("freeze_trainable_layers")
     _pick(run, peft, "training.trainable_layers", "freeze_trainable_layers", layers or None, 2)
     extra = peft.strings("freeze_extra_modules")
-    frozen = tuple(name for name in OUTSIDE if name not in (extra or ()))
-    _pick(run, peft, "training.freeze", "freeze_extra_modules", frozen if extra else None, frozen)
+    if extra:
+        run.put("training.trainable_patterns", tuple(extra), peft.path("freeze_extra_modules"))
 
 
 def _lora(run: Run, peft: Section) -> None:

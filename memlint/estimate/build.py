@@ -94,7 +94,7 @@ class Build:
         self.reference_requires_grad = not job.framework.lower().startswith("llama")
         """TRL 1.16 only calls eval() on its reference (dpo_trainer.py, prepare_model's evaluation_mode); LLaMA-Factory
         0.9.5 loads it with ``is_trainable=False``, which freezes it (model/loader.py)."""
-        self.layer_frozen = False
+        self.layer_frozen = job.training.trainable_layers is not None
         self.scope = ""
         """What stands for ``model.`` in the names of the part under construction (``model.language_model.``)."""
         self.idle = False
@@ -141,15 +141,15 @@ class Build:
         if self.adapter:
             saved = self.lora.modules_to_save if self.lora else ()
             return bool(saved) and any(fragment in name.split(".") for fragment in saved)
-        if training.freeze and _any_named(training.freeze, name):
+        if training.freeze and any_named(training.freeze, name):
             return False
-        if training.trainable_patterns:
-            return _any_named(training.trainable_patterns, name)
+        if training.trainable_patterns and (training.trainable_layers is None or self.layer_frozen):
+            return any_named(training.trainable_patterns, name)
         return not self.layer_frozen
 
     def _dtype(self, name: str, trainable: bool) -> str:
         precision = self.training.precision
-        if precision.fp32_modules and _any_named(precision.fp32_modules, name):
+        if precision.fp32_modules and any_named(precision.fp32_modules, name):
             return "fp32"
         if trainable and precision.trainable_weights is not None:
             return precision.trainable_weights
@@ -217,8 +217,8 @@ class Build:
         name = self._scoped(name)
         quantization = self.training.quantization
         plain = self.frozen or self.reference
-        bare = plain or _any_named(self.training.freeze, name)
-        if quantization is not None and not plain and not _any_named(quantization.skip, name):
+        bare = plain or any_named(self.training.freeze, name)
+        if quantization is not None and not plain and not any_named(quantization.skip, name):
             weight: Weight | QuantizedWeight = self.packed(name, outputs, inputs)
         else:
             weight = self.parameter(f"{name}.weight", outputs, inputs)
@@ -266,7 +266,8 @@ class Build:
         return Embedding(weight, hooked, table if self.training.method in IN_SEQUENCE else None)
 
 
-def _any_named(fragments: tuple[str, ...], name: str) -> bool:
+def any_named(fragments: tuple[str, ...], name: str) -> bool:
+    """Whether one of the fragments (dotted words, or a regular expression) names a parameter."""
     for fragment in fragments:  # noqa: SIM110 (asked for every parameter: a generator takes twice as long)
         if _named(fragment, name):
             return True

@@ -63,12 +63,14 @@ class Stack:
         ]
         if build.float8 is not None and build.float8.first_layer and total:
             self.keys[0] = self.keys[0], "holds the first linear layer"
+        self.mixed = every > 1 and total > 1
+        """Only some layers are checkpointed: what one leaves to the next (``Env.left``) is not freed as its equal's."""
 
         def layer(index: int, count: int = 1) -> Place:
             build.layer_frozen = trained is not None and not _trains(index, total, trained)
             unit = self.sharding.unit(count) if self.sharding.wrap == "layer" else None
             made = make(build, kinds[index], index)
-            build.layer_frozen = False
+            build.layer_frozen = trained is not None
             self.sharding.current = build.root
             return index, made, unit
 
@@ -164,6 +166,7 @@ class Stack:
                 like = part, condition(env, x, held, loose=loose and not neighbours), near, beside
             apart = part.anew is not None and (loose or (len(self.loose) > 1 and not neighbours))
             opens = part.count > 1 and (not apart or not (neighbours or is_leaf(f, x)))
+            opens = opens and not (self.mixed and held is not None)
             new = opens and self.known.call is not None and part.anew is not None and like not in done
             if new and env.step > 1:
                 block = self.known.recall(f, like, (env.state, others))
@@ -206,7 +209,7 @@ class Stack:
                 shared = self._shared(env, part)
                 passing = None if fully is None or unit is None else fully.passing(unit)
                 block, x = f.end_block(opened, x, () if held is None else (held,), shared, passing)
-                if block.steady:
+                if block.steady and not (self.mixed and held is not None):
                     done[like] = block
                     quiet = beside_it is not None and beside_it == self.known.beside(f, env, x, loose=apart)
                     if quiet and held is None:

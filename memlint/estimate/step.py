@@ -10,6 +10,7 @@ from typing import Any, Callable
 
 from memlint.estimate.build import Build
 from memlint.estimate.engine.change import Peak
+from memlint.estimate.engine.gradients import await_all
 from memlint.estimate.engine.pool import (
     COMMUNICATION,
     DECOMPOSED,
@@ -172,9 +173,13 @@ class Prepared:
         forward_end = pool.live - static_live
         seed = tape.new((), loss.dtype)
         root, loss = loss, None
+        if self.gradients_rest:
+            await_all(tape.nodes)
         tape.run_backward(root, seed)
         del root, seed
         tape.release()
+        for leaf in build.all_leaves():
+            leaf.held = None
         env.state.clear()
         sharding.finish(tape, build.leaves, self.gradients if self.gradients_rest else 0)
         _phase(tape, "backward", timeline, one_kernel)

@@ -6,7 +6,7 @@ import pytest
 from dialect_reading import Files, document, fixture, job, read, said, stated_origins
 
 from memlint.dialects.llamafactory import LLAMAFACTORY
-from memlint.dialects.llamafactory_model import OUTSIDE, PROJECTOR, VISION
+from memlint.dialects.llamafactory_model import PROJECTOR, VISION
 
 BASE = """
 model_name_or_path: Qwen/Qwen3-4B
@@ -151,8 +151,7 @@ class TestMethods:
     def test_freeze_trains_the_last_layers_and_named_modules(self):
         found = LLAMAFACTORY.read(fixture("llamafactory", "freeze.yaml"), Files()).jobs[0].training
         assert (found.method, found.trainable_layers) == ("freeze", 4)
-        assert "embed_tokens" not in found.freeze
-        assert "lm_head" in found.freeze
+        assert found.trainable_patterns == ("embed_tokens",)
         assert training(BASE + "finetuning_type: freeze\n").trainable_layers == 2
 
     def test_a_negative_number_trains_the_first_layers(self):
@@ -374,7 +373,7 @@ class TestV1:
 
     def test_freeze(self):
         found = training(V1 + "peft_config: {name: freeze, freeze_trainable_layers: 3}")
-        assert (found.method, found.trainable_layers, found.freeze) == ("freeze", 3, OUTSIDE)
+        assert (found.method, found.trainable_layers, found.trainable_patterns) == ("freeze", 3, ())
         assert found.precision.trainable_weights == "fp32"
 
     def test_the_global_batch_is_spread_over_the_gpus(self):

@@ -34,11 +34,13 @@ OBJECTIVES = {
 
 def title(point: dict[str, Any]) -> str:
     """A test's name for a run."""
-    return f"{traced.title(point)} {point['head']} {point['attention']} b{point['batch']}"
+    words = [name for name in ("accumulation", "train_last") if name in point]
+    return " ".join([f"{traced.title(point)} {point['head']} {point['attention']} b{point['batch']}", *words])
 
 
 def job(point: dict[str, Any]) -> TrainingJob:
     """The job that a run traced."""
+    last = "train_last" in point
     return replace_fields(
         traced.job(point),
         {
@@ -46,6 +48,8 @@ def job(point: dict[str, Any]) -> TrainingJob:
             "training.target_sequence_length": point.get("target_seq"),
             "training.padding": bool(point.get("padding")),
             "training.freeze": tuple(point.get("freeze", ())),
+            "training.gradient_accumulation_steps": point.get("accumulation", 1),
+            **({"training.method": "freeze", "training.trainable_layers": point["train_last"]} if last else {}),
             "training.image_pixels": point.get("pixels"),
         },
     )

@@ -32,6 +32,27 @@ def test_one_layer_stands_for_all(model_type: str, name: str) -> None:
     assert quick.forward_end_bytes == whole.forward_end_bytes
 
 
+@pytest.mark.parametrize("every", [2, 3])
+@pytest.mark.parametrize("model_type", ["bloom", "gpt_neo", "mpt", "falcon"])
+def test_what_a_layer_leaves_to_the_next_is_freed_once_where_only_some_are_checkpointed(
+    model_type: str, every: int
+) -> None:
+    fields = {"training.checkpointing.every": every, "training.attention": "eager"}
+    job = replace_fields(start_of(model_type), {**SETUPS["checkpointed"], **fields})
+    quick, whole = (run_step(job, full=full) for full in (False, True))
+    assert quick.timeline == whole.timeline
+
+
+@pytest.mark.parametrize("model_type", ["albert", "deberta-v2", "gemma", "t5"])
+def test_gradients_of_one_tensor_wait_for_the_last_before_they_are_accumulated(model_type: str) -> None:
+    job = replace_fields(start_of(model_type), {"training.gradient_accumulation_steps": 2})
+    quick, whole = (run_step(job, full=full) for full in (False, True))
+    assert quick.timeline == whole.timeline
+    held = {phase.phase: phase.end_bytes for phase in quick.timeline}
+    once = {phase.phase: phase.end_bytes for phase in run_step(start_of(model_type)).timeline}
+    assert held["backward"] == once["backward"]
+
+
 def test_the_last_layer_of_a_decoder_is_not_run_apart() -> None:
     # The encoder's states get their first gradient from it.
     tape = _Watching()

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from math import prod
 from typing import TYPE_CHECKING
 
-from memlint.estimate.engine.graph import Leaf, Shape, Tensor
+from memlint.estimate.engine.graph import Block, Leaf, Node, Shape, Tensor, Visit
 from memlint.estimate.engine.pool import GRADIENTS
 
 if TYPE_CHECKING:
@@ -29,6 +30,8 @@ def accumulate(tape: Tape, leaf: Leaf, grad: Tensor, cast: bool) -> None:
         leaf.sink(tape, leaf, grad)
         return
     if leaf.grad is True:
+        if leaf.awaited > 1 or leaf.held is not None:
+            _hold(tape, leaf, grad, cast)
         return
     if isinstance(leaf.grad, Tensor):
         # A second use of the parameter (tied weights). The product's gradient is a transposed view, which is never
@@ -41,3 +44,32 @@ def accumulate(tape: Tape, leaf: Leaf, grad: Tensor, cast: bool) -> None:
         grad.storage.relabel(GRADIENTS)
     leaf.grad = grad
     leaf.dense = cast
+
+
+def await_all(nodes: Iterable[Node]) -> None:
+    """Tell the parameters how many gradients each gets: the engine sums them before it adds them to the one that is
+    there (compute_dependencies and InputBuffer in engine.cpp), so those of a tied matrix wait for the last.
+    """
+    seen: set[Block] = set()
+    for node in nodes:
+        for edge in node.edges:
+            if type(edge) is Leaf:
+                edge.awaited += 1
+        if type(node) is Visit and node.block not in seen:
+            seen.add(node.block)
+            await_all(node.block.nodes)
+
+
+def _hold(tape: Tape, leaf: Leaf, grad: Tensor, cast: bool) -> None:
+    leaf.awaited -= 1
+    if leaf.held is None:
+        leaf.held, leaf.dense = grad, cast
+        return
+    if not leaf.dense:
+        # Equal blocks share it: it is not one for each of them.
+        equals, tape.pool.repeat = tape.pool.repeat, None
+        leaf.held, leaf.dense = tape.like(leaf.held), True
+        tape.pool.repeat = equals
+    if leaf.awaited <= 0 and tape.pool.repeat is None:
+        # What equal blocks share is held until the last of them, or the end of backward.
+        leaf.held = None

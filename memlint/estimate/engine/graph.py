@@ -50,7 +50,7 @@ class View(Tensor):
 class Leaf:
     """AccumulateGrad of one parameter."""
 
-    __slots__ = ("dense", "grad", "grad_dtype", "shape", "sink")
+    __slots__ = ("awaited", "dense", "grad", "grad_dtype", "held", "shape", "sink")
 
     def __init__(self, shape: Shape, grad_dtype: str) -> None:
         self.shape = shape
@@ -59,6 +59,10 @@ class Leaf:
         """The accumulated gradient; True where it exists statically (accumulation) and new ones are added in place."""
         self.dense = False
         """The gradient held is no view, so a second one is added in place."""
+        self.awaited = 0
+        """Gradients to come before they are accumulated together; told where gradients exist statically."""
+        self.held: Tensor | None = None
+        """The sum of those that came."""
         self.sink: Callable[[Tape, Leaf, Tensor], None] | None = None
         """What happens to a finished gradient instead of being kept (reduce-scatter, optimizer in backward)."""
 
@@ -67,6 +71,7 @@ class Leaf:
         if self.grad is not True:
             self.grad = None
         self.dense = False
+        self.awaited, self.held = 0, None
 
 
 class Node:

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from memlint.errors import UserError
+from memlint.estimate.build import any_named
 from memlint.measure.trace.settings import LoraSettings, TraceSettings
 
 
@@ -59,8 +60,8 @@ def freeze(model: Any, settings: TraceSettings, layers: int) -> None:
         trains = True
         if chosen:
             number = next((int(part) for part in name.split(".") if part.isdigit()), None)
-            trains = (last is not None and number in trained) or any(part in name for part in settings.train_only)
-        if any(fragment in name for fragment in settings.freeze):
+            trains = (last is not None and number in trained) or any_named(settings.train_only, name)
+        if any_named(settings.freeze, name):
             trains = False
         parameter.requires_grad_(trains)
 
@@ -68,7 +69,7 @@ def freeze(model: Any, settings: TraceSettings, layers: int) -> None:
 def keep_fp32(model: Any, fragments: tuple[str, ...]) -> None:
     """Cast parameters whose name holds a fragment to fp32."""
     for name, parameter in model.named_parameters():
-        if any(fragment in name for fragment in fragments):
+        if any_named(fragments, name):
             parameter.data = parameter.data.to(torch.float32)
 
 
