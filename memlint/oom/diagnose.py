@@ -199,7 +199,7 @@ def _first_steps(event: OutOfMemory, cause: str, hint: Hint | None) -> list[Step
 Found = Callable[["TrainingJob", "Target | None"], Sequence["Remedy"]]
 
 RECOVERY: tuple[tuple[str, Found], ...] = (
-    ("micro batch 1", lambda job, target: options_scale.micro_batches(job)[-1:]),
+    ("the smallest micro batch", lambda job, target: options_scale.micro_batches(job)[-1:]),
     ("mixed precision", options.mixed_precision),
     ("activation checkpointing", lambda job, target: _named("checkpointing-full", checkpointing(job, 0))),
     ("a fused loss", lambda job, target: options.fused_loss(job)),
@@ -235,11 +235,18 @@ def recovery(
                 continue
             current, best = changed, estimate.device_bytes
             fits = None if usable is None else estimate.high_bytes <= usable
-            words = "a mini batch of 1, with cached gradients" if remedy.name == "mini-batch-1" else name
-            steps.append(Step(text=words, device_bytes=estimate.device_bytes, fits=fits))
+            steps.append(Step(text=_words(remedy, name), device_bytes=estimate.device_bytes, fits=fits))
             if fits:
                 return steps
     return steps
+
+
+def _words(remedy: Remedy, technique: str) -> str:
+    rows = remedy.changes.get("training.micro_batch_size")
+    if rows is not None:
+        return f"micro batch {rows}"
+    mini = remedy.changes.get("training.embedding_mini_batch")
+    return technique if mini is None else f"a mini batch of {mini}, with cached gradients"
 
 
 def _named(name: str, found: Sequence[Remedy]) -> list[Remedy]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from memlint.plan.remedy import Changes, Cost, Remedy
-from memlint.plan.rows import are_compared, are_normalised_together
+from memlint.plan.rows import are_compared, fewest, why_mixed
 
 if TYPE_CHECKING:
     from memlint.job import TrainingJob
@@ -20,10 +20,10 @@ def micro_batches(job: TrainingJob, *, faster: bool = False) -> tuple[Remedy, ..
     training = job.training
     if are_compared(job):
         return _mini_batches(job) if training.objective == "contrastive" else ()
-    mixed = are_normalised_together(job)
+    mixed = why_mixed(job)
     rows, steps = training.micro_batch_size, training.gradient_accumulation_steps
     found: list[Remedy] = []
-    sizes = [size for size in range(rows // 2, 0, -1) if rows % size == 0]
+    sizes = [size for size in range(rows // 2, fewest(job) - 1, -1) if rows % size == 0]
     if faster:
         sizes = [rows * k for k in range(steps, 1, -1) if steps % k == 0] + sizes
     larger = sum(size > rows for size in sizes)
@@ -40,7 +40,7 @@ def micro_batches(job: TrainingJob, *, faster: bool = False) -> tuple[Remedy, ..
                 },
                 cost=Cost(
                     convergence="small" if mixed else "none",
-                    sentence=_NORMALISED if mixed else sentence,
+                    sentence=mixed or sentence,
                     source=_MEAN,
                 ),
                 rank={"batch": number - larger + (size < rows)},
@@ -58,7 +58,6 @@ _LARGER = (
     "a larger micro batch with less accumulation",
     "same optimisation; larger matrix multiplications use the GPU better",
 )
-_NORMALISED = "batch normalisation takes its mean and variance from other numbers of rows"
 _MEAN = "the mean of a global batch is the same however it is divided (but for per-token weighting)"
 
 

@@ -26,6 +26,19 @@ def are_compared(job: TrainingJob) -> bool:
     return job.training.objective == "contrastive" or (towers and job.training.objective not in _CLASSES)
 
 
-def are_normalised_together(job: TrainingJob) -> bool:
-    """Whether batch normalisation makes the result depend on which rows run together."""
-    return job.architecture is not None and job.architecture.model_type in _BATCH_NORM
+def fewest(job: TrainingJob) -> int:
+    """The smallest micro batch that the trainer takes.
+
+    KTO's KL term pairs each prompt with another row's completion: TRL 1.16 trainer/kto_trainer.py raises at one row
+    ("Actual (not effective) batch size must be > 1").
+    """
+    return 2 if job.training.objective == "kto" else 1
+
+
+def why_mixed(job: TrainingJob) -> str | None:
+    """Why the result depends a little on which rows run together; None where it does not."""
+    if job.training.objective == "kto":
+        return "KTO estimates its KL term over the rows of a micro batch"
+    if job.architecture is not None and job.architecture.model_type in _BATCH_NORM:
+        return "batch normalisation takes its mean and variance from the rows of a micro batch"
+    return None

@@ -214,6 +214,14 @@ def test_rows_that_are_compared_with_each_other_stay_together(
     assert steps[0] == "a mini batch of 1, with cached gradients"
 
 
+def test_kto_needs_two_rows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = (
+        "model: Qwen/Qwen3-4B\ntraining: {objective: kto, micro_batch_size: 8, sequence_length: 2048}\n"
+        "hardware: {target: T4}\n"
+    )
+    assert _recovery(tmp_path, text, capsys)[0] == "micro batch 2"
+
+
 def test_a_step_that_leaves_no_margin_does_not_fit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """`check` calls this job tight as it is (its high end lies within 5 % of the end), so a step must follow."""
     text = (

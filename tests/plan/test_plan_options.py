@@ -211,6 +211,12 @@ class TestBatch:
         assert found
         assert {(remedy.safe, remedy.cost.convergence) for remedy in found} == {(False, "small")}
 
+    def test_kto_keeps_two_rows(self):
+        """TRL refuses one, and the KL term of a few is another estimate."""
+        found = options_scale.micro_batches(job("training.objective=kto", "training.micro_batch_size=8"))
+        assert [remedy.changes["training.micro_batch_size"] for remedy in found] == [4, 2]
+        assert not any(remedy.safe for remedy in found)
+
     def test_every_divisor_keeps_the_global_batch(self):
         made = job("training.micro_batch_size=12", "training.gradient_accumulation_steps=2")
         found = options_scale.micro_batches(made)
