@@ -107,6 +107,8 @@ class TrainingJob:
     """What the config names: a Hugging Face ID, a path, or an inline HF config."""
     architecture: Architecture | None = None
     """Filled by :func:`memlint.engine.models.resolve`; None until then or when unknown."""
+    scorer: Architecture | None = None
+    """What ``training.reward_model_name`` names; None: as the policy."""
     training: Training = field(default_factory=Training)
     parallelism: Parallelism = field(default_factory=Parallelism)
     hardware: Hardware = field(default_factory=Hardware)

@@ -159,6 +159,8 @@ class Training:
     """PPO: none (rewards come from elsewhere), copy (a second frozen model), adapter (another one on the policy)."""
     value_model: str = "copy"
     """PPO: copy (a model of its own, trained whole), head (one linear layer on the policy)."""
+    reward_model_name: str | None = None
+    """PPO: the model whose shape the reward model has, and a value model of its own; None: the policy's."""
     rollouts: int | None = None
     """PPO: completions that one GPU gathers before it trains on them; None: micro_batch_size times accumulation."""
     rollout_batch_size: int | None = None

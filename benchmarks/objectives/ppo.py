@@ -86,13 +86,15 @@ class GeneratingMode(DeclaringMode):
         return super().__torch_dispatch__(func, types, args, kwargs)
 
 
-def traced_ppo(hf_config: Mapping[str, Any], setup: PPOSetup) -> PPOTrace:
-    """The account of the second update. Raises ImportError where no TRL with this trainer is installed."""
+def traced_ppo(hf_config: Mapping[str, Any], setup: PPOSetup, scorer: Mapping[str, Any] | None = None) -> PPOTrace:
+    """The account of the second update; ``scorer`` is the config of value and reward model where they are of another
+    shape. Raises ImportError where no TRL with this trainer is installed.
+    """
     module = importlib.import_module(f"trl.{MODULE}")
     install_idle_cuda()
     recorder = Recorder()
     config = make_config({**hf_config, "pad_token_id": PAD, "eos_token_id": None, "bos_token_id": None})
-    scored = make_config({**hf_config, "pad_token_id": PAD, "num_labels": 1})
+    scored = make_config({**(scorer or hf_config), "pad_token_id": PAD, "num_labels": 1})
     autocast = DTYPES[setup.autocast] if setup.autocast else None
     trace = PPOTrace(recorder)
     with contextlib.ExitStack() as stack:

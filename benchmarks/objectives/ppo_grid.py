@@ -59,6 +59,10 @@ def points() -> Iterator[dict[str, Any]]:
     yield _point("gpt2", precision="bf16-autocast", lora={"rank": 8, "targets": ["c_attn"]})
     yield _point("qwen2", precision="bf16-bf16", batch=1)
     yield _point("qwen2", precision="bf16-autocast", lora=LORA, accumulation=2, completion=12)
+    small = {**MODELS["llama"], "hidden_size": 256, "intermediate_size": 704, "num_hidden_layers": 3}
+    yield _point(precision="bf16-bf16", accumulation=2, scorer=small)
+    large = {**MODELS["llama"], "model_type": "qwen2", "hidden_size": 1024, "intermediate_size": 2816}
+    yield _point("gpt2", precision="bf16-autocast", optimizer="adamw", scorer=large)
 
 
 def classic_points() -> Iterator[dict[str, Any]]:
@@ -87,7 +91,7 @@ def traced(point: dict[str, Any]) -> Any:
     )
     if point.get("framework") == "llamafactory":
         return traced_classic(point["config"], setup, reward=point["reward"], buffer=point.get("buffer", 1))
-    return traced_ppo(point["config"], setup)
+    return traced_ppo(point["config"], setup, point.get("scorer"))
 
 
 def _adapter(lora: dict[str, Any]) -> LoraSettings:

@@ -38,8 +38,9 @@ def read_ppo(run: Run) -> None:
         run.reject(
             key, f"a reward adapter needs `finetuning_type: lora`, not `{run.method}`; set `reward_model_type: full`"
         )
-    if native == "copy":
-        run.assume("the reward model is taken to be as large as the policy")
+    scorer = cfg.text("reward_model")
+    if native == "copy" and scorer is not None:
+        run.put("training.reward_model_name", scorer, "reward_model")
     run.default("training.value_model", "head", "model/loader.py: add_valuehead")
     buffer = cfg.integer("ppo_buffer_size", minimum=1) or 1
     if buffer > 1:

@@ -154,6 +154,11 @@ TRAINING: dict[str, Field] = {
     "value_model": Field(
         "choice", "ppo: copy (a model of its own) or head (a linear layer on the policy)", ("copy", "head")
     ),
+    "reward_model_name": Field(
+        "string",
+        "ppo: model of the reward model's shape, and of a value model of its own; null: the policy",
+        nullable=True,
+    ),
     "rollouts": _count(
         "ppo: completions a GPU gathers for an update; null: micro batch times accumulation", nullable=True
     ),

@@ -88,7 +88,10 @@ def _assume(arguments: Arguments, version: tuple[int, ...]) -> None:
     policy, key = policy_of(section)
     if key == "model_name_or_path":
         notes.append("`sft_model_path` is not given: the policy is taken to be `model_name_or_path`")
-    if section.raw("reward_model_path") != policy:
+    scorer = section.text("reward_model_path")
+    if scorer is not None and scorer != policy:
+        arguments.put("training.reward_model_name", scorer, "reward_model_path")
+    elif scorer is None and policy is not None:
         notes.append("the value and the reward model are taken to be as large as the policy")
     if version >= LAST:
         arguments.draft.versions["trl"] = "1.12.0"

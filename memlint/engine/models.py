@@ -46,9 +46,41 @@ def resolve(
             architecture = replace(architecture, id=document.path)
         from memlint.models.checkpoint import as_stored
 
-        return as_stored(replace(job, architecture=architecture), architecture), None, ()
+        job = replace(job, architecture=architecture)
+        if job.training.objective == "ppo" and job.training.reward_model_name not in (None, job.model):
+            job = _scored(job, document, companions, settings, offline=offline, use_cache=use_cache)
+        return as_stored(job, architecture), None, ()
     reason = resolved.reason or "the model's shape is not known"
     return job, reason, _problems(resolved, job, companions)
+
+
+def _scored(
+    job: TrainingJob,
+    document: Document,
+    companions: Companions,
+    settings: Settings,
+    *,
+    offline: bool,
+    use_cache: bool,
+) -> TrainingJob:
+    """The job with the shape of its reward model, or with a sentence that it is not known."""
+    from memlint.models.resolve import resolve_model
+
+    name = job.training.reward_model_name
+    assert name is not None
+    found = resolve_model(
+        name,
+        base_dir=os.path.dirname(os.path.abspath(document.path)),
+        settings_models=settings.models,
+        search_root=companions.search_root,
+        offline=offline,
+        use_cache=use_cache,
+    ).architecture
+    if found is not None:
+        return replace(job, scorer=found)
+    models = "the value and the reward model are" if job.training.value_model == "copy" else "the reward model is"
+    sentence = f"`{name[:80]}` is not known here: {models} taken to be as large as the policy"
+    return replace(job, assumptions=(*job.assumptions, sentence))
 
 
 def _problems(resolved: Resolved, job: TrainingJob, companions: Companions) -> tuple[Problem, ...]:

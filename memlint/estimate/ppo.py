@@ -18,14 +18,37 @@ from memlint.estimate.build import Build
 from memlint.estimate.engine.pool import INPUTS, LOGITS, ROUNDING, TEMPORARIES
 from memlint.estimate.engine.tape import Tape, Tensor
 from memlint.estimate.env import Batch, Env
+from memlint.estimate.errors import Unsupported
 from memlint.estimate.ops.basic import add, cast, slice_of
 from memlint.estimate.ops.fused_loss import summed
 from memlint.estimate.ops.logps import divided_in_place, selective_log_softmax
 from memlint.estimate.rollout import Keeping, Model, batch_of, generate
 from memlint.job import TrainingJob, replace_fields
+from memlint.models.architecture import Architecture
+from memlint.records import replace
 
 WHOLE = {"training.method": "full", "training.lora": None, "training.quantization": None}
 """PPO's value and reward models are loaded by the script, which gives PEFT's adapter to the policy alone."""
+
+
+def scorer_of(job: TrainingJob, env: Env, body: Any) -> tuple[Architecture, Any, Env]:
+    """Shape, body and settings of the reward model, and of a value model of its own: the policy's where the config
+    names no other.
+
+    Raises:
+        Unsupported: a model of its family is no decoder that PPO is modelled with.
+    """
+    assert job.architecture is not None
+    if job.scorer is None or job.scorer == job.architecture:
+        return job.architecture, body, env
+    from memlint.estimate.families.registry import decoder_body
+
+    other = decoder_body(job.scorer)
+    if other is None:
+        raise Unsupported(f"no memory model of PPO with a reward model of type `{job.scorer.model_type}` yet")
+    own = Env.of(replace(job, architecture=job.scorer), env.capability)
+    own.positions, own.evaluating = env.positions, env.evaluating
+    return job.scorer, other, own
 
 
 class Scorer:
@@ -33,12 +56,13 @@ class Scorer:
 
     def __init__(self, job: TrainingJob, build: Build, env: Env, body: Any, *, trained: bool) -> None:
         assert job.architecture is not None
-        own = Build(replace_fields(job, WHOLE))
+        a, body, self.env = scorer_of(job, env, body)
+        own = Build(replace_fields(replace(job, architecture=a), WHOLE))
         own.sharding, own.root = build.sharding, build.root
         own.run_all_layers = build.run_all_layers
         own.frozen = not trained
-        self.body = Keeping(job.architecture, body(job.architecture, own, env))
-        self.score = own.linear("score", job.architecture.hidden_size, 1)
+        self.body = Keeping(a, body(a, own, self.env))
+        self.score = own.linear("score", a.hidden_size, 1)
         for record in own.records:
             record.base = False
         build.records += own.records

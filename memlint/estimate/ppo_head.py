@@ -21,6 +21,7 @@ from memlint.estimate.ops.basic import add, cast, dropout
 from memlint.estimate.ops.fused_loss import summed
 from memlint.estimate.ops.linear import linear
 from memlint.estimate.ops.logps import log_softmax_gather
+from memlint.estimate.ppo import scorer_of
 from memlint.estimate.records import Record
 from memlint.estimate.rollout import Keeping, Model, batch_of, cached
 from memlint.estimate.value_head import DROPOUT
@@ -51,10 +52,11 @@ class HeadedPpo:
             _value_head(build, self.a.hidden_size, trained=False)
         if training.reward_model == "copy":
             build.reference = True
-            rewarding = body(self.a, build, env)
-            type(policy[1])(self.a, build, rewarding.embed, bias=getattr(rewarding, "head_bias", False))
+            a, other, own = scorer_of(job, env, body)
+            rewarding = other(a, build, own)
+            type(policy[1])(a, build, rewarding.embed, bias=getattr(rewarding, "head_bias", False))
             build.reference = False
-            _value_head(build, self.a.hidden_size, trained=False)
+            _value_head(build, a.hidden_size, trained=False)
         elif training.reward_model == "adapter":
             build.records += [_second(record) for record in build.records if record.trainable and not record.base]
         self.dropout = float(self.a.get("summary_dropout_prob", DROPOUT))

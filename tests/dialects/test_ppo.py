@@ -79,8 +79,8 @@ def test_activation_checkpointing_is_never_suggested_to_trls_script() -> None:
 
 
 def test_what_is_taken_for_granted_is_said() -> None:
-    other = SCRIPT.replace("reward_model_path: acme/policy", "reward_model_path: acme/judge")
-    assert any("as large as the policy" in text for text in job(TRL, other).assumptions)
+    none = SCRIPT.replace("reward_model_path: acme/policy\n", "")
+    assert any("as large as the policy" in text for text in job(TRL, none).assumptions)
     unnamed = SCRIPT.replace("sft_model_path: acme/policy\n", "")
     assert job(TRL, unnamed).model == "acme/tokenizer"
     assert any("sft_model_path" in text for text in job(TRL, unnamed).assumptions)
@@ -141,3 +141,11 @@ def test_a_shorter_sequence_is_written_as_a_shorter_prompt() -> None:
     edits = LLAMAFACTORY.express(changes, document, made)
     assert edits is not None and [(e.path, e.value) for e in edits] == [(("cutoff_len",), 512)]
     assert kept(LLAMAFACTORY, document, edits, changes, None)
+
+
+def test_value_and_reward_model_of_trl_are_those_that_the_script_loads() -> None:
+    other = SCRIPT.replace("reward_model_path: acme/policy", "reward_model_path: acme/judge")
+    read = job(TRL, other)
+    assert read.training.reward_model_name == "acme/judge"
+    assert read.origins["training.reward_model_name"].key == ("reward_model_path",)
+    assert job(TRL, SCRIPT).training.reward_model_name is None

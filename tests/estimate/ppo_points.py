@@ -26,6 +26,7 @@ def title(point: dict[str, Any]) -> str:
         f"{point['seq'] - point['completion']}+{point['completion']}",
     ]
     words += [f"{point['mini_batches']} mini"] * (point["mini_batches"] > 1) + [f"r{point['rollout_batch']}"]
+    words += [f"scored by {scorer['model_type']}" for scorer in (point.get("scorer"),) if scorer]
     return " ".join(words)
 
 
@@ -48,6 +49,7 @@ def job(point: dict[str, Any]) -> TrainingJob:
             "training.rollouts": point["batch"] * point["accumulation"] * point.get("buffer", 1),
             "training.rollout_batch_size": point["rollout_batch"],
             "training.max_grad_norm": None,
+            "scorer": traced.architecture(point["scorer"]) if "scorer" in point else None,
         },
     )
 

@@ -110,3 +110,17 @@ def test_a_family_without_a_rollout_says_so() -> None:
     config = points("traces_encoders.jsonl")[0]["config"]
     with pytest.raises(Unsupported):
         run_step(replace_fields(job(OWN[0]), {"architecture": architecture(config)}), (8, 0))
+
+
+def test_a_smaller_reward_model_makes_the_value_model_smaller_too() -> None:
+    run = next(p for p in OWN if p.get("scorer", {}).get("hidden_size") == 256)
+    assert run_step(job(run), (8, 0)).static["optimizer_states"] == 0  # plain SGD
+    own, same = run_step(job(run), (8, 0)), run_step(replace_fields(job(run), {"scorer": None}), (8, 0))
+    assert own.static["parameters"] < same.static["parameters"]
+    assert own.static["gradients"] < same.static["gradients"]
+
+
+def test_a_reward_model_that_is_no_decoder_is_not_guessed() -> None:
+    judge = architecture({"model_type": "bert"})
+    with pytest.raises(Unsupported, match="reward model of type `bert`"):
+        run_step(replace_fields(job(OWN[0]), {"scorer": judge}), (8, 0))

@@ -9,6 +9,7 @@ from memlint.estimate.engine.tape import Leaf, Tape, Tensor
 from memlint.estimate.env import Batch, Env
 from memlint.estimate.errors import Unsupported
 from memlint.job import TrainingJob
+from memlint.models.architecture import Architecture
 
 
 class Trainable(Protocol):
@@ -59,6 +60,27 @@ def build_model(job: TrainingJob, build: Build, env: Env) -> Trainable:
 
 OF_LLAMAS_SHAPE = {"diffllama": "diffllama", "granite_swa": "granite_swa"}
 """model_type -> module that holds its ``Model``, where a row of families/shapes.py does not say all."""
+
+
+def decoder_body(architecture: Architecture) -> Any | None:
+    """The body of a decoder of another shape than the job's own (PPO's reward and value models); None: no such one."""
+    if architecture.family == "llama":
+        module = OF_LLAMAS_SHAPE.get(architecture.model_type, "llama")
+    elif architecture.family == "gpt2":
+        from memlint.estimate.families.gpt import MODULES
+
+        if architecture.model_type not in MODULES:
+            return None
+        module = MODULES[architecture.model_type]
+    elif architecture.family == "moe":
+        from memlint.estimate.families.moe import body_of
+
+        return body_of(architecture)
+    else:
+        return None
+    from importlib import import_module
+
+    return import_module(f"memlint.estimate.families.{module}").Model
 
 
 def _decoder(job: TrainingJob, build: Build, env: Env) -> Trainable:
