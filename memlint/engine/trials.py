@@ -173,6 +173,10 @@ def value_text(value: Any, kind: str = "yaml") -> str:
             return "{" + ", ".join(f"{key}: {value_text(item)}" for key, item in value.items()) + "}"
         if isinstance(value, list):
             return "[" + ", ".join(value_text(item) for item in value) + "]"
+    if kind == "toml" and isinstance(value, dict):
+        return "{" + ", ".join(f"{key} = {value_text(item, kind)}" for key, item in value.items()) + "}"
+    if kind == "toml" and isinstance(value, list):
+        return "[" + ", ".join(value_text(item, kind) for item in value) + "]"
     if isinstance(value, (dict, list, str)):
         import json
 

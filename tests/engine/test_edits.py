@@ -61,3 +61,13 @@ def test_edits_are_written_in_the_files_own_syntax():
     )
     json = load_documents("{}", "a.json")[0]
     assert edits_text(edits[:1], json) == '`"gradient_checkpointing": true`'
+
+
+@pytest.mark.parametrize("kind", ["yaml", "json", "toml"])
+def test_the_words_of_a_remedy_are_of_the_file_s_own_syntax(kind):
+    """What a help line shows is copied into the file by hand."""
+    value = {"weights": "bf16", "every": 2, "save": ["mm", "attention"], "nested": {"reentrant": False}}
+    shown = value_text(value, kind)
+    text = {"yaml": f"a: {shown}\n", "json": f'{{"a": {shown}}}\n', "toml": f"a = {shown}\n"}[kind]
+    (document,) = load_documents(text, f"x.{kind}")
+    assert document.data == {"a": value}
