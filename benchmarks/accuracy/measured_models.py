@@ -94,7 +94,12 @@ SHAPES: tuple[tuple[str, dict[str, Any], str], ...] = (
     (r"qwen-?72b", _qwen(8192, 80, 64, 49152, 152064), "Qwen/Qwen-72B config.json"),
     (r"baichuan2-7b", _baichuan(4096, 32, 11008), "baichuan-inc/Baichuan2-7B-Chat config.json"),
     (r"baichuan2-13b", _baichuan(5120, 40, 13696), "baichuan-inc/Baichuan2-13B-Chat config.json"),
-    (r"chatglm3-6b", _llama(4096, 28, 32, 2, 13696, 65024), "THUDM/chatglm3-6b config.json"),
+    # Its own code makes the rotary tables in each forward, so none is kept for every position.
+    (
+        r"chatglm3-6b",
+        _llama(4096, 28, 32, 2, 13696, 65024, max_position_embeddings=1),
+        "THUDM/chatglm3-6b config.json",
+    ),
 )
 """Models whose code came with the checkpoint, or that the catalog lacks, as the nearest shape transformers runs."""
 

@@ -235,6 +235,15 @@ def qwen2_5_vl(
 
 
 SHAPES: dict[str, dict[str, Any]] = {
+    # litgpt's block_size, 4096, is the window; config.json says 32768 positions.
+    **{
+        f"mistralai/Mistral-7B-{name}": {
+            "model_type": "mistral",
+            "max_position_embeddings": 32768,
+            "torch_dtype": "bfloat16",
+        }
+        for name in ("v0.1", "Instruct-v0.1")
+    },
     # --- GPT-2 shapes
     "openai-community/gpt2-large": {"model_type": "gpt2", "n_embd": 1280, "n_layer": 36, "n_head": 20},
     "EleutherAI/gpt-j-6b": {"model_type": "gptj", "vocab_size": 50400, "n_embd": 4096, "n_layer": 28, "n_head": 16},

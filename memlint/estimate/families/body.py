@@ -9,7 +9,7 @@ from memlint.estimate.engine.tape import Tape, Tensor
 from memlint.estimate.env import Batch, Env
 from memlint.estimate.families.norms import Norm
 from memlint.estimate.families.pieces import hooked
-from memlint.estimate.families.rotary import rotary_tables
+from memlint.estimate.families.rotary import keep_tables, rotary_tables
 from memlint.estimate.families.shapes import Shape, scaled_inside
 from memlint.estimate.ops.basic import add, scale
 from memlint.models.architecture import Architecture
@@ -55,6 +55,7 @@ class Body:
         self.rotary = width
         b.buffer(width // 2 * 4)
         b.buffer(width // 2 * 4)
+        keep_tables(self.a, b, width)
 
     def __call__(self, f: Tape, batch: Batch) -> Tensor:
         """The model's forward up to its last hidden state."""

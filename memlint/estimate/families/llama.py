@@ -13,7 +13,7 @@ from memlint.estimate.env import Batch, Env
 from memlint.estimate.families.mlp import Mlp
 from memlint.estimate.families.norms import Norm
 from memlint.estimate.families.pieces import hooked
-from memlint.estimate.families.rotary import partial_rotary, rotary_tables, rotate_both
+from memlint.estimate.families.rotary import keep_tables, partial_rotary, rotary_tables, rotate_both
 from memlint.estimate.families.shapes import Shape, flag, scaled_inside, shape_of
 from memlint.estimate.ops.basic import add, cat, dropout, mul, scale, slice_of
 from memlint.estimate.stack import Stack
@@ -200,6 +200,7 @@ class Model:
         self.rotary = int((a.get("head_dim") or a.hidden_size // a.get("num_attention_heads")) * partial_rotary(a))
         b.buffer(self.rotary // 2 * 4)
         b.buffer(self.rotary // 2 * 4)
+        keep_tables(a, b, self.rotary)
 
     def embedding(self, b: Build, rows: int) -> Any:
         """The token embedding."""

@@ -17,7 +17,7 @@ from memlint.estimate.families.body import Body
 from memlint.estimate.families.expert_adapters import ExpertTargets, FoldedRouter, expert_targets, plain_linear
 from memlint.estimate.families.llama import Attention, layer_kinds
 from memlint.estimate.families.mixtures import TYPES, Mixture, mixture_of
-from memlint.estimate.families.module_experts import ModuleExperts
+from memlint.estimate.families.module_experts import NAMES, LoopedExperts, ModuleExperts, looped
 from memlint.estimate.families.norms import Norm
 from memlint.estimate.families.rotary import partial_rotary
 from memlint.estimate.families.routers import (
@@ -103,13 +103,18 @@ class Moe:
         self.mixture = m
         self.env: Env | None = None
         """Set where the load-balancing loss is taken (output_router_logits)."""
-        targets = ExpertTargets() if EXPERT_MODULES in a.traits else expert_targets(a, b.lora, name)
+        apart = EXPERT_MODULES in a.traits or looped(a, b)
+        targets = ExpertTargets() if apart else expert_targets(a, b.lora, name)
         self.router = self.make_router(a, b, f"{name}.{m.gate_name}", experts)
         if targets.router and b.lora is not None:
             self.router.adapter = FoldedRouter(b, f"{name}.{m.gate_name}", self.router.weight, b.lora)
         self.experts: Callable[[Tape, Tensor, Tensor, Tensor], Tensor]
-        owner = None if EXPERT_MODULES in a.traits else a
-        if owner is None:
+        owner = None if apart else a
+        if looped(a, b):
+            names = NAMES.get(a.model_type, ("gate_proj", "up_proj", "down_proj"))
+            modules = [GatedMlp(b, f"{name}.experts.{i}", h, width, act, names=names) for i in range(experts)]
+            self.experts = LoopedExperts(modules)
+        elif owner is None:
             self.experts = ModuleExperts([GatedMlp(b, f"{name}.experts.{i}", h, width, act) for i in range(experts)])
         else:
             self.experts = Experts(b, f"{name}.experts", experts, h, width, act, targets=targets)
@@ -213,7 +218,7 @@ class Block:
             self.mlp.env = env if a.get("output_router_logits") else None
         else:
             bias = bool(a.get(s.mlp_bias, False)) if isinstance(s.mlp_bias, str) else s.mlp_bias
-            owner = None if EXPERT_MODULES in a.traits else a
+            owner = None if EXPERT_MODULES in a.traits or looped(a, b) else a
             self.mlp = GatedMlp(b, f"{name}.mlp", h, a.get("intermediate_size"), act, bias=bias, a=owner)
         self.beside: GatedMlp | None = None
         inner = shared_width(a, m, 0)

@@ -5,10 +5,18 @@ Sources: transformers 5.24 models/<type>/modeling_<type>.py (rotate_half, apply_
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from memlint.estimate.engine.tape import Tape, Tensor
 from memlint.estimate.families.shapes import Shape
 from memlint.estimate.ops.basic import add, cast, cat, mul, scale, slice_of
+from memlint.estimate.versions import before
 from memlint.models.architecture import Architecture
+from memlint.models.traits import LOSS_IN_OWN_DTYPE
+from memlint.units import DTYPE_BYTES
+
+if TYPE_CHECKING:
+    from memlint.estimate.build import Build
 
 
 def rotate_both(f: Tape, q: Tensor, k: Tensor, tables: tuple[Tensor, Tensor], s: Shape) -> tuple[Tensor, Tensor]:
@@ -59,6 +67,29 @@ def rotary_tables(f: Tape, length: int, width: int, dtype: str, rows: int = 1) -
         return cos32, sin32
     cos, sin = f.new(shape, dtype), f.new(shape, dtype)
     return cos, sin
+
+
+TABLES_BEFORE: dict[str, tuple[int, int]] = {
+    "llama": (4, 41), "olmo": (4, 41), "mistral": (4, 42), "mixtral": (4, 48), "qwen2": (4, 45), "qwen2_moe": (4, 45),
+    "stablelm": (4, 45), "starcoder2": (4, 45), "phi": (4, 45),
+}  # fmt: skip
+"""Version of transformers from which a type's attention layers no longer keep cos and sin of every position."""
+
+
+def keep_tables(a: Architecture, b: Build, width: int) -> None:
+    """The buffers of each layer's rotary embedding, in the dtype that the model was made in.
+
+    <Type>RotaryEmbedding.__init__ of the versions before: ``_set_cos_sin_cache(seq_len=max_position_embeddings, ...,
+    dtype=torch.get_default_dtype())``, and Llama's ``_cos_cached`` from 4.38 on.
+    """
+    until = TABLES_BEFORE.get(a.model_type)
+    if until is None or b.job.framework == "torchtune" or not before(b.job, "transformers", *until):
+        return
+    if LOSS_IN_OWN_DTYPE in a.traits:
+        return  # code that came with the checkpoint (Qwen's first, Baichuan's)
+    size = int(a.get("max_position_embeddings", 0)) * width * DTYPE_BYTES[b.training.precision.weights]
+    for _ in range(2 * a.num_hidden_layers):
+        b.buffer(size)
 
 
 def partial_rotary(a: Architecture) -> float:
