@@ -177,7 +177,10 @@ def test_set_of_another_model_forgets_the_architecture():
         ),
         ("batch=4", "there is no field `batch`; `memlint schema job` lists the fields"),
         ("training.micro_batch_size=0", "`training.micro_batch_size=0`: must be a whole number from 1 to 1,000,000"),
-        ("training.micro_batch_size=two", "`training.micro_batch_size=two`: must be a whole number from 1 to 1,000,000"),
+        (
+            "training.micro_batch_size=two",
+            "`training.micro_batch_size=two`: must be a whole number from 1 to 1,000,000",
+        ),
         ("training.precision=bf61", "`precision=bf61` is not known; did you mean `bf16`?"),
         (
             "training.optimizer=adamw8bit",
