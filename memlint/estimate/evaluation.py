@@ -3,7 +3,12 @@
 transformers 5.24 trainer.py: `_maybe_log_save_evaluate` comes after `model.zero_grad()`, so weights and optimizer
 states are alive and gradients are not; `prediction_step` runs the model and its loss under no_grad on
 `per_device_eval_batch_size` rows; `evaluate` drops the logits of each batch where the run has no `compute_metrics`
-(axolotl's, LLaMA-Factory's and TRL's own runs). What a script's metrics keep beyond that is not in its config.
+(axolotl's and TRL's own runs). LLaMA-Factory's `compute_accuracy` keeps the token of the highest logit and the label,
+16 bytes a token of the whole evaluation (train/sft/metric.py eval_logit_processor): left out. What a script's metrics
+keep beyond that is not in its config.
+
+TRL's GRPO and RLOO generate completions first (grpo_trainer.py `prediction_step`, `_prepare_inputs`,
+`_generate_and_score_completions`): keys and values of all rows, under the autocast around the model, unless vLLM does.
 """
 
 from __future__ import annotations
@@ -30,8 +35,8 @@ if TYPE_CHECKING:
     from memlint.estimate.result import Estimate
     from memlint.hardware.target import Target
 
-GENERATES = ("grpo", "ppo")
-"""Objectives whose evaluation generates text: memory that is not modelled."""
+GENERATES = ("ppo",)
+"""Objectives whose evaluation generates text in a way that is not modelled."""
 
 
 def evaluates(job: TrainingJob) -> bool:
@@ -45,6 +50,8 @@ def below_the_step(job: TrainingJob) -> bool:
     The forward of a training step over as many rows and with the same loss holds all that the evaluation holds.
     """
     rows = job.training.eval_micro_batch_size
+    if rows is not None and job.training.objective == "grpo":
+        return False  # it generates, which the step does not
     return rows is None or (rows <= job.training.micro_batch_size and loss_of(job) == job.training.loss)
 
 
@@ -52,12 +59,15 @@ def loss_of(job: TrainingJob) -> str:
     """The loss as the evaluation computes it: Liger's fused loss stands aside in eval mode and all logits are made.
 
     liger-kernel 0.8 transformers/model/llama.py: `skip_logits = self.training and ...`; axolotl 0.18
-    integrations/liger/models/base.py alike. TRL passes `skip_logits` itself since its issue 4679 (sft_trainer.py, 1.9);
-    cut cross entropy stays on (axolotl's other fused loss). A native job's `fused` never makes them.
+    integrations/liger/models/base.py alike. transformers passes `skip_logits` itself since 5.15, where nothing asks for
+    the logits (trainer.py prediction_step), TRL since its issue 4679 (sft_trainer.py, 1.9); cut cross entropy stays on
+    (axolotl's other fused loss). A native job's `fused` never makes them.
     """
     training = job.training
     framework = job.framework.partition(" ")[0].lower()
-    stands_aside = framework in ("hf-trainer", "llama-factory") or (framework == "trl" and before(job, "trl", 0, 26))
+    stands_aside = framework == "llama-factory" or (framework == "trl" and before(job, "trl", 0, 26))
+    if framework == "hf-trainer":
+        stands_aside = before(job, "transformers", 5, 15)
     if framework == "axolotl":
         origin = job.origins.get("training.loss")
         stands_aside = origin is not None and "liger" in str(origin.key[-1:])
@@ -172,6 +182,12 @@ def _forward(
     pool.begin()
     tape.autocast = changed.training.precision.autocast if sharding.fully is None else None
     sharding.begin(tape, build.root)
+    if changed.training.objective == "grpo" and not changed.training.vllm_memory_share:
+        try:
+            _generate(tape, changed, model, rows)
+        except Unsupported:
+            return None
+        sharding.begin(tape, build.root)
     output = model.forward(tape, batch)
     loss = model.loss(tape, output, batch)
     del output, loss
@@ -184,3 +200,24 @@ def _forward(
         lighter = _forward(job, target, rows, least(job, missing))
         low = peak if lighter is None else min(peak, lighter.bytes)
     return _Forward(peak, low, fixed, tuple(components.items()))
+
+
+def _generate(tape: Tape, job: TrainingJob, model: Any, rows: int) -> None:
+    """Run the prompt's forward and keep keys and values of whole completions, where the family has a cache."""
+    from memlint.estimate.families.decoder import DecoderModel
+    from memlint.estimate.rollout import Keeping, cached, gathered_bytes
+
+    training = job.training
+    assert job.architecture is not None
+    if not isinstance(model, DecoderModel) or type(model).forward is not DecoderModel.forward:
+        raise Unsupported(f"no memory model of generation for `{job.architecture.model_type}` yet")
+    length = training.sequence_length
+    completion = min(training.completion_length or length // 2, length - 1)
+    kind, model.head.loss_kind = model.head.loss_kind, "standard"
+    policy = Keeping(job.architecture, model.body)
+    gathered = gathered_bytes(model.build)
+    tape.pool.add(gathered, COMMUNICATION)
+    cached(tape, policy, model.head, rows, length - completion, completion, padding=training.padding)
+    tape.pool.add(-gathered, COMMUNICATION)
+    model.head.loss_kind = kind
+    tape.cast_cache.clear()

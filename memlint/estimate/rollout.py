@@ -36,7 +36,7 @@ def roll_out(model: Any, f: Tape, phase: Callable[[str], None]) -> None:
         # A layer that the rollout runs for the first time has gradients in training as the others have.
         for leaf in model.leaves():
             leaf.grad = True
-    gathered = _gathered(model.build)
+    gathered = gathered_bytes(model.build)
     f.pool.begin()
     f.pool.add(gathered, COMMUNICATION)
 
@@ -48,7 +48,7 @@ def roll_out(model: Any, f: Tape, phase: Callable[[str], None]) -> None:
     ppo.roll_out(f, over)
 
 
-def _gathered(build: Build) -> int:
+def gathered_bytes(build: Build) -> int:
     """ZeRO-3: what is trained, and the frozen base under its adapter, is whole on every GPU while it generates.
 
     TRL 1.12 models/utils.py unwrap_model_for_generation (``ds3_gather_for_generation``, on by default) and 0.9.6:

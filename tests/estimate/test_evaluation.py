@@ -26,8 +26,31 @@ def test_a_run_without_evaluation_has_none() -> None:
     assert evaluated({ROWS: None}) is None
 
 
-def test_text_that_is_generated_is_not_modelled() -> None:
-    assert evaluated({"training.objective": "grpo"}) is None
+def test_the_generation_of_an_update_is_not_modelled() -> None:
+    assert evaluated({"training.objective": "ppo"}) is None
+
+
+def test_a_policys_evaluation_keeps_the_keys_and_values_of_its_completions() -> None:
+    grpo = {"training.objective": "grpo", "training.loss": "chunked", "training.sequence_length": 4096}
+    grpo |= {"training.completion_length": 4000, "training.vllm_memory_share": 0.0}
+    deep = {"num_hidden_layers": 96}
+    own = evaluated(grpo, **deep)
+    served = evaluated({**grpo, "training.vllm_memory_share": 0.3}, **deep)
+    a = job(grpo, **deep).architecture
+    assert a is not None
+    # Keys and values of every layer for 4 rows of 4095 tokens: under autocast the rotary tables are in the dtype of the
+    # fp32 states, and so are the keys.
+    heads = int(a.get("num_attention_heads"))
+    width = int(a.get("num_key_value_heads") or heads) * int(a.get("head_dim") or a.hidden_size // heads)
+    cache = (4 + 2) * a.num_hidden_layers * 4 * 4095 * width
+    static = own.components["parameters"] + own.components["optimizer_states"]
+    assert static + cache < own.allocated_bytes < static + 1.2 * cache
+    assert served.allocated_bytes < own.allocated_bytes
+
+
+def test_a_policys_evaluation_is_never_surely_below_its_step() -> None:
+    made = job({ROWS: 1, "training.objective": "grpo", "training.micro_batch_size": 4})
+    assert not below_the_step(made)
 
 
 def test_parts_sum_to_the_allocated_peak_and_hold_no_gradients() -> None:
@@ -91,9 +114,13 @@ def by(framework: str, key: str = "use_liger_kernel", **versions: str) -> Traini
 
 class TestLigerStandsAsideInEvalMode:
     def test_where_its_own_rule_decides(self) -> None:
-        assert loss_of(by("hf-trainer 5.24")) == "standard"
+        assert loss_of(by("hf-trainer 5.24", transformers="5.14.0")) == "standard"
         assert loss_of(by("LLaMA-Factory 0.9", "enable_liger_kernel")) == "standard"
         assert loss_of(by("axolotl 0.18", "liger_fused_linear_cross_entropy")) == "standard"
+
+    def test_transformers_says_so_itself_since_515(self) -> None:
+        assert loss_of(by("hf-trainer 5.24")) == "fused"
+        assert loss_of(by("hf-trainer 5.24", transformers="5.15.0")) == "fused"
 
     def test_cut_cross_entropy_stays(self) -> None:
         assert loss_of(by("axolotl 0.18", "cut_cross_entropy")) == "fused"
@@ -107,6 +134,6 @@ class TestLigerStandsAsideInEvalMode:
         assert loss_of(replace(job(), framework="hf-trainer 5.24")) == "standard"
 
     def test_such_an_evaluation_may_exceed_a_step_over_as_many_rows(self) -> None:
-        made = by("hf-trainer 5.24")
+        made = by("hf-trainer 5.24", transformers="5.14.0")
         made = replace(made, training=replace(made.training, micro_batch_size=4, eval_micro_batch_size=4))
         assert not below_the_step(made)
