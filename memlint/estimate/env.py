@@ -13,6 +13,9 @@ from memlint.job import Checkpointing, TrainingJob
 from memlint.models.architecture import Architecture
 from memlint.records import dataclass, field
 
+LASTING = ("alibi", "lasting", "masks", "mask:", "rope")
+"""What decoders' layers are given by keyword: masks and tables of positions, and what a stack before has kept."""
+
 
 @dataclass(slots=True)
 class Batch:
@@ -60,6 +63,8 @@ class Env:
     """What forwards have shared, where all of it lives until the backward is over; None: it does not."""
     positions: bool = False
     """Each row comes with positions of its own, so that rotary tables have as many rows."""
+    positional: bool = False
+    """Layers get their masks by position, so that reentrant checkpoints save them as they save other inputs."""
     asked: set[str] = field(default_factory=set)
     """Optional packages that layers of this model would have used."""
     questions: int = 0
@@ -67,6 +72,8 @@ class Env:
     step: int = 0
     """The number of the step of this model; 0: none."""
     state: dict[str, Any] = field(default_factory=dict)
+    lasting: dict[str, Any] = field(default_factory=dict)
+    """What of it reentrant checkpoints hold in their closures, as long as the graph lives."""
     left: Tensor | None = None
     """A second output of the layer that has just run (attention weights of bloom, falcon, mpt): the model's loop
     variable holds it until the next layer returns."""
@@ -89,7 +96,7 @@ class Env:
         """Forget an earlier step; ``kernels`` are the optional packages that run in the next one."""
         self.step += 1
         self.kernels, self.asked = kernels, set()
-        self.state, self.left = {}, None
+        self.state, self.lasting, self.left = {}, {}, None
 
     def kernel(self, package: str) -> bool:
         """Whether an optional package's kernels run; the question itself is remembered."""
@@ -102,6 +109,8 @@ class Env:
         if self.past is not None:
             self.past.append(self.state)
         self.state = {}
+        if self.lasting:
+            self.state["lasting"], self.lasting = self.lasting, {}
 
     def checkpointed(self, index: int) -> bool:
         """Whether layer ``index`` runs under activation checkpointing (every n-th layer)."""
@@ -112,7 +121,6 @@ class Env:
         """What a checkpointed layer holds until its backward: its own arguments, not what other kinds of layers share.
 
         A block says what it ``uses``; or its ``kind`` names its mask, and its rotary tables, where there are several.
-        (CheckpointFunction keeps its closure in an attribute, for as long as the graph lives: all masks stay.)
         """
         state, uses = self.state, getattr(block, "uses", None)
         if uses is not None:
@@ -125,10 +133,12 @@ class Env:
         others = {f"rope:{name}" for name in masks if name != own} | ({"rope"} if f"rope:{own}" in state else set())
         return {**{name: value for name, value in state.items() if name not in others}, "masks": {own: masks[own]}}
 
-    def call(self, f: Tape, block: Callable[..., Tensor], index: int, *inputs: Tensor) -> Tensor:
-        """Run one layer, checkpointed or not."""
+    def call(
+        self, f: Tape, block: Callable[..., Tensor], index: int, *inputs: Tensor, keywords: tuple[Tensor, ...] = ()
+    ) -> Tensor:
+        """Run one layer, checkpointed or not; ``keywords`` are in the checkpoint's closure, not among its inputs."""
         if not self.checkpointed(index):
-            return block(f, *inputs)
+            return block(f, *inputs, *keywords)
 
         state = self.closure(block)
         selection = None
@@ -154,7 +164,11 @@ class Env:
 
         options = self.checkpointing
         offload = options.offload or options.mode == "offload"
-        return f.checkpoint(run, inputs, reentrant=reentrant, offload=offload, selection=selection)
+        out = f.checkpoint(run, inputs, reentrant=reentrant, offload=offload, selection=selection, keywords=keywords)
+        if reentrant and out.node is not None and not (f.graphless or keywords or self.positional):
+            # CheckpointFunction keeps its closure in an attribute; one inside of another has nothing else.
+            self.lasting.update({name: value for name, value in state.items() if name.startswith(LASTING)})
+        return out
 
     def mask(
         self, f: Tape, rows: int, length: int, dtype: str, window: int | None = None, *, blocks: bool = False

@@ -6,15 +6,35 @@ with early stop).
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Callable
+from typing import TYPE_CHECKING, Any, Callable, NamedTuple
 
+from memlint.estimate.engine.casts import Casts, Sharing
 from memlint.estimate.engine.graph import Leaf, Node, Tensor
+from memlint.estimate.engine.nested import captured, go_on_around, held_inside, settle
 from memlint.estimate.engine.pool import TEMPORARIES
 from memlint.estimate.engine.twice import Ready, is_plain, may_stand_for_both, run_for_both
 
 if TYPE_CHECKING:
     from memlint.estimate.engine.selective import Selection
     from memlint.estimate.engine.tape import Tape
+
+
+class Plan(NamedTuple):
+    """What the node of a checkpoint knows of its recomputation."""
+
+    run: Callable[..., Tensor]
+    limit: int | None
+    """How often it saves; None: with reentry."""
+    autocast: str | None
+    casts: Sharing | None
+    tail: list[Any]
+    """The last nodes of the forward, which save nothing."""
+    selection: Selection | None
+    ready: Ready | None
+    beside: list[list[Tensor]]
+    """What checkpoints inside hold by keyword."""
+    through: bool
+    """The backward goes on around it (see engine/nested.py)."""
 
 
 def checkpoint(
@@ -25,23 +45,31 @@ def checkpoint(
     reentrant: bool,
     offload: bool,
     selection: Selection | None,
+    keywords: tuple[Tensor, ...] = (),
 ) -> Tensor:
     """``torch.utils.checkpoint``: run without keeping what is saved, and again in backward (utils/checkpoint.py,
     2.13).
 
-    ``run(*inputs)`` must make all its tensors from ``inputs`` and parameters. The non-reentrant form stops the
+    ``run(*inputs, *keywords)`` must make all its tensors from these and parameters. The non-reentrant form stops the
     recomputation at its last save (early stop); the reentrant one also recomputes and holds the output, and holds
     the incoming gradient throughout. ``offload`` keeps the inputs in host memory instead (unsloth's and axolotl's
     checkpoint functions, TRL's activation offloading) and brings them back for the recomputation.
+
+    ``keywords`` are what the closure holds of the forward around it. Without reentry that is until the block's backward
+    is over, also where a checkpoint around this one keeps nothing. With reentry no gradient leaves the block through
+    them: its own backward goes on where they come from, which must be the recomputation of a checkpoint around it.
     """
     if not tape.grad_enabled:
-        return run(*inputs)
+        return run(*inputs, *keywords)
     if reentrant and not tape.needs(*inputs):
         # CheckpointFunction.apply: no input asks for a gradient, so there is no node, whatever trains inside.
         tape.grad_enabled = False
-        out = run(*inputs)
+        out = run(*inputs, *keywords)
         tape.grad_enabled = True
         return out
+    through = reentrant and tape.needs(*keywords)
+    if reentrant and keywords:
+        run, keywords = captured(tape, run, keywords), ()
     kept = inputs
     if offload:
         tape.host_bytes += sum([t.size for t in inputs])
@@ -49,19 +77,32 @@ def checkpoint(
     else:
         tape.save(*inputs)
     mark, before, outer = len(tape.nodes), tape.saves, (tape.hollow, tape.graphless)
+    given = inputs
+    if keywords:
+        given, kept = (*inputs, *keywords), (*kept, *held_inside(tape, keywords))
+    outside, tape.beside = tape.beside, []
+    casts = tape.cast_cache
+    sharing = None if reentrant or tape.autocast is None else casts.begin()
     hollow = tape.hollow
     tape.hollow, tape.graphless = True, reentrant or tape.graphless
     tape.selection = selection
     second = None
-    if hollow or reentrant or offload or selection is not None or not may_stand_for_both(tape, inputs):
+    alone = hollow or reentrant or offload or tape.dry or selection is not None
+    if alone or not may_stand_for_both(tape, given):
         if tape.second is not None:
             tape.second.spoilt = True
-        out = run(*inputs)
+        out = run(*given)
     else:
         tape.hollow_asked = False
-        out, second, gates = run_for_both(tape, run, inputs)
+        out, second, gates = run_for_both(tape, run, given)
     tape.hollow, tape.graphless = outer
     tape.selection = None
+    beside, tape.beside = tape.beside, outside
+    limit = None
+    if not reentrant:
+        # A checkpoint around this one has saved its inputs alone.
+        limit, tape.saves = tape.saves - before, before
+    shared = None if sharing is None else casts.end(sharing)
     if out.node is None:
         # Nothing inside asks for a gradient, so nothing was packed: neither inputs nor closure are held.
         return out
@@ -80,17 +121,18 @@ def checkpoint(
         while tail and tail[-1] is not out.node:
             tail.pop()
     del tape.nodes[mark:]
-    plan = (run, None if reentrant else tape.saves - before, tape.autocast, tail, selection, ready)
-    edges = tuple([t.node for t in inputs])
-    shapes = tuple([(t.shape, t.dtype) for t in inputs])
+    plan = Plan(run, limit, tape.autocast, shared, tail, selection, ready, beside, through)
+    edges = tuple([t.node for t in given])
+    shapes = tuple([(t.shape, t.dtype) for t in given])
     node = Node(None, edges, shapes, () if hollow else kept, plan, tape.component)
+    tape.saving = len(tape.nodes)
     tape.nodes.append(node)
     return Tensor(out.shape, out.dtype, out.storage, node)
 
 
 def replay(tape: Tape, node: Node) -> list[Tensor | None]:
     """Run a checkpointed block again and then backwards; the gradients of its inputs."""
-    run, limit, autocast, tail, selection, ready = node.meta
+    run, limit, autocast, shared, tail, selection, ready, beside, through = node.meta
     gates = [Node(None, (), (), (), None, TEMPORARIES) for _ in node.saved] if ready is None else ready.gates
     inputs = []
     for tensor, gate in zip(node.saved, gates):
@@ -110,11 +152,13 @@ def replay(tape: Tape, node: Node) -> list[Tensor | None]:
         tape.saves += limit
     else:
         outer = tape.autocast, tape.cast_cache, tape.saves_left
-        tape.autocast, tape.cast_cache = autocast, {}
+        tape.autocast, tape.cast_cache = autocast, Casts(shared)
         tape.saves_left = None if limit is None else tape.saves + limit
         tape.selection = selection.replay() if selection is not None else None
+        outside, tape.recalled = tape.recalled, beside
         out = run(*inputs)
-        tape.selection = selection = None
+        tape.recalled, tape.selection = outside, None
+        beside = selection = None
         tape.autocast, tape.cast_cache, tape.saves_left = outer
         tape.dry = False
         root = out.node
@@ -134,9 +178,14 @@ def replay(tape: Tape, node: Node) -> list[Tensor | None]:
     node.grad = None
     del root, ahead, tail
     node.meta = None
-    outer_unpacked, tape.unpacked = tape.unpacked, limit is not None
+    around = tape.unpacked, tape.around
+    tape.unpacked, tape.around = limit is not None, (floor, gates)
     tape.unwind(floor)
-    tape.unpacked = outer_unpacked
+    tape.unpacked, tape.around = around
+    if limit is None:
+        settle(tape, gates)
+    if through:
+        go_on_around(tape)
     tape.release()
     tape.lingering = held_before
     # The recomputation's closure (its masks and tables) lives until the block's last node has run.

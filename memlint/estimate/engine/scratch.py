@@ -6,6 +6,7 @@ from math import prod
 from sys import getrefcount
 from typing import Any
 
+from memlint.estimate.engine.casts import Casts
 from memlint.estimate.engine.graph import Leaf, Node, Shape, Tensor, View
 from memlint.estimate.engine.pool import ACTIVATIONS, DECOMPOSED, TEMPORARIES, Pool, Storage
 from memlint.estimate.engine.segments import CACHE, CAST, END, GRAD, HAND, LET, PASS, RELEASE, SAVE, STOP, Note
@@ -76,7 +77,7 @@ class _Saved(Tensor):
         self.scratch.cut((RELEASE, self.number))
 
 
-class _Copies(dict[int, Tensor]):
+class _Copies(Casts):
     """Autocast's cache of a scratch tape."""
 
     scratch: Scratch

@@ -10,6 +10,7 @@ from __future__ import annotations
 from math import prod
 from typing import TYPE_CHECKING, Any, Callable, Iterable
 
+from memlint.estimate.engine.casts import Casts
 from memlint.estimate.engine.change import Repeat
 from memlint.estimate.engine.gradients import accumulate
 from memlint.estimate.engine.graph import Backward, Block, Passing
@@ -52,7 +53,7 @@ class Tape(Unwinding):
         self.nodes: list[Node] = []
         self.grad_enabled = True
         self.autocast: str | None = None
-        self.cast_cache: dict[int, Tensor] = {}
+        self.cast_cache = Casts()
         """Autocast's weight cache: id of the parameter -> its half-precision copy, alive until autocast ends."""
         self.component = TEMPORARIES
         """Component of tensors made now."""
@@ -85,6 +86,11 @@ class Tape(Unwinding):
         self.selection: Selection | None = None
         """Inside a selectively checkpointed block: which outputs are kept."""
         self.pending: set[Node] = set()
+        self.beside: list[list[Tensor]] = []
+        self.recalled: list[list[Tensor]] = []
+        """What checkpoints inside of the one whose forward, or recomputation, is under way hold by keyword."""
+        self.around: tuple[int, list[Node]] = 0, []
+        """Where the nodes of the innermost recomputation begin, and the gates of its inputs."""
         self.wholes: dict[Any, Any] = {}
         """What parts that are counted as a whole do (engine/whole.py)."""
         self.node_by_node = False
@@ -228,9 +234,11 @@ class Tape(Unwinding):
         reentrant: bool,
         offload: bool = False,
         selection: Selection | None = None,
+        keywords: tuple[Tensor, ...] = (),
     ) -> Tensor:
         """``torch.utils.checkpoint``, see :func:`memlint.estimate.engine.recompute.checkpoint`."""
-        return checkpoint(self, run, inputs, reentrant=reentrant, offload=offload, selection=selection)
+        options = {"reentrant": reentrant, "offload": offload}
+        return checkpoint(self, run, inputs, **options, selection=selection, keywords=keywords)
 
     def _accumulate(self, leaf: Leaf, grad: Tensor, cast: bool = False) -> None:
         accumulate(self, leaf, grad, cast)

@@ -14,6 +14,7 @@ from __future__ import annotations
 from types import FunctionType
 from typing import TYPE_CHECKING, Any, Callable
 
+from memlint.estimate.engine.casts import Casts
 from memlint.estimate.engine.graph import Node, Shape, Tensor
 from memlint.estimate.engine.pool import ACTIVATIONS, TEMPORARIES, Pool, Storage, rounded
 
@@ -193,7 +194,7 @@ class Uneven(Double):
         return True
 
 
-class _Cache(dict[int, Tensor]):
+class _Cache(Casts):
     """Autocast's cache, which notes when a copy from before the block is used."""
 
     before: frozenset[int] = frozenset()
@@ -259,7 +260,9 @@ def run_for_both(tape: Tape, run: Callable[..., Tensor], inputs: tuple[Tensor, .
     cache = None
     outer = tape.cast_cache
     if tape.autocast is not None and outer:
-        cache = tape.cast_cache = _Cache(outer)
+        cache = tape.cast_cache = _Cache()
+        cache.update(outer)
+        cache.shared, cache.given, cache.uses = outer.shared, outer.given, outer.uses
         cache.before = frozenset(outer)
     known = len(outer)
     out = run(*given)

@@ -171,10 +171,15 @@ def whole(f: Tape, part: Part, action: Callable[..., Tensor], *inputs: Tensor) -
         return action(f, *inputs)
     shapes: list[Hashable] = []
     copies = []
-    if f.autocast is not None and f.cast_cache:
+    cache = f.cast_cache
+    if f.saves_left is not None and cache.shared and any(id(weight) in cache.shared for weight in weights):
+        # Gradients of its copies do not end in it.
+        return action(f, *inputs)
+    if f.autocast is not None and cache:
         for place, weight in enumerate(weights):
-            copied = f.cast_cache.get(id(weight))
+            copied = cache.get(id(weight))
             if copied is not None:
+                cache.found(id(weight), copied)
                 copies.append((place, copied))
                 shapes.append(place)
     recorded = f.grad_enabled and part.trained

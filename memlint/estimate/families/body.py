@@ -88,15 +88,3 @@ class Body:
         if kept:
             self.env.state["router"] = kept
         return x
-
-
-def keep_shared(env: Env) -> None:
-    """Release what layers share, but keep tables, and masks of checkpointed layers, until the backward pass is over.
-
-    In hybrids only attention layers hold them. Where one block stands for many they would be freed with each of them.
-    (Attention itself adds its mask, or one made of it, and keeps nothing.)
-    """
-    dropped = ("cache", "masks") if env.checkpointing.mode == "none" else ("cache",)
-    shared = {name: value for name, value in env.state.items() if name not in dropped}
-    env.release()
-    env.state["shared"] = shared

@@ -12,7 +12,6 @@ from memlint.estimate.build import Build
 from memlint.estimate.engine.tape import Tape, Tensor
 from memlint.estimate.env import Batch, Env
 from memlint.estimate.errors import Unsupported, kinds_of_layers
-from memlint.estimate.families.body import keep_shared
 from memlint.estimate.families.hybrid_parts import (
     NemotronMoe,
     PlainMlp,
@@ -278,7 +277,7 @@ class Model:
             env.state["rope"] = cos.view(*shape), sin.view(*shape)
         x = self.layers(f, env, x)
         x = self.norm(f, env, x)
-        keep_shared(env)
+        env.release()
         return x
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from memlint.estimate.build import Build
 from memlint.estimate.engine.tape import Tape, Tensor
 from memlint.estimate.env import Batch, Env
-from memlint.estimate.families.body import Body, keep_shared
+from memlint.estimate.families.body import Body
 from memlint.estimate.families.llama import Attention
 from memlint.estimate.families.mixtures import Mixture
 from memlint.estimate.families.moe import GatedMlp, Moe
@@ -123,5 +123,5 @@ class Model(Body):
         self.env.state["padding"] = batch.mask
         x = self.layers(f, self.env, x)
         x = self.norm(f, self.env, x)
-        keep_shared(self.env)
+        self.env.release()
         return x

@@ -11,7 +11,7 @@ from memlint.estimate.build import Build
 from memlint.estimate.engine.tape import Tape, Tensor
 from memlint.estimate.env import Env
 from memlint.estimate.errors import kinds_of_layers
-from memlint.estimate.families.body import Body, keep_shared
+from memlint.estimate.families.body import Body
 from memlint.estimate.families.llama import Attention
 from memlint.estimate.families.mixtures import Mixture
 from memlint.estimate.families.moe import Moe
@@ -143,5 +143,5 @@ class Model(Body):
         self.share(f, x)
         x = self.layers(f, self.env, x)
         x = self.norm(f, self.env, x)
-        keep_shared(self.env)
+        self.env.release()
         return x

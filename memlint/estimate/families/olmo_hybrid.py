@@ -12,7 +12,7 @@ from memlint.estimate.build import Build
 from memlint.estimate.engine.tape import Tape, Tensor
 from memlint.estimate.env import Env
 from memlint.estimate.errors import kinds_of_layers, required
-from memlint.estimate.families.body import Body, keep_shared
+from memlint.estimate.families.body import Body
 from memlint.estimate.families.delta import DeltaNet
 from memlint.estimate.families.llama import Attention
 from memlint.estimate.families.mlp import Mlp
@@ -79,6 +79,8 @@ class Block:
         self.mixer: Any = None
         if self.linear:
             self.mixer = OlmoDeltaNet(a, b, f"{name}.linear_attn")
+            # OlmoHybridModel gives the tables to layers of attention alone.
+            self.uses = ()
         else:
             self.attention = Attention(a, b, f"{name}.self_attn", SHAPE)
         self.mlp = Mlp(a, b, f"{name}.mlp", SHAPE)
@@ -123,5 +125,5 @@ class Model(Body):
         self.share(f, x)
         x = self.layers(f, self.env, x)
         x = self.norm(f, self.env, x)
-        keep_shared(self.env)
+        self.env.release()
         return x

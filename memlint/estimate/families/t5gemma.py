@@ -169,6 +169,7 @@ class Model:
             raise Unsupported(f"`{a.model_type}` without encoder and decoder")
         p = float(a.get("dropout_rate", 0.0))
         self.env = env
+        env.positional = True
         self.encoder = Side(first, b, env, "encoder", p, None)
         self.decoder = Side(second, b, env, "decoder", p, first.hidden_size)
         tied = a.tie_word_embeddings

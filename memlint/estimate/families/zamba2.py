@@ -3,9 +3,9 @@
 Source: transformers 5.24 models/zamba2/modeling_zamba2.py. The shared blocks are tied parameter by parameter, so each
 layer has modules, and PEFT adapters, of its own over the same weights.
 
-Two things of checkpointing without reentry are left out. A checkpoint lies in a checkpoint here, and PyTorch keeps the
-inner one's input. Under autocast the layers share the weights' half-precision copies, whose gradients meet in half
-precision before they become fp32 once; here each layer's become fp32 (4 % too much in a small model).
+Under checkpointing a Mamba layer lies in a checkpoint of its own inside that of the hybrid layer, which gives it what
+the shared transformer made by keyword (engine/nested.py). Under autocast the layers share the half copies of the shared
+weights, at which their gradients gather (engine/casts.py).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from memlint.estimate.build import Build
 from memlint.estimate.engine.tape import Tape, Tensor
 from memlint.estimate.env import Batch, Env
 from memlint.estimate.errors import kinds_of_layers
-from memlint.estimate.families.body import Body, keep_shared
+from memlint.estimate.families.body import Body
 from memlint.estimate.families.mamba2_mixer import Mixer2, Sizes
 from memlint.estimate.families.norms import Norm
 from memlint.estimate.families.rotary import rotate_both
@@ -176,8 +176,8 @@ class HybridLayer:
         """x [B, S, H], the embeddings [B, S, H] -> [B, S, H]."""
         transformed = self.transform(f, x, original)
         transformed = self.linear(f, transformed)
-        # The Mamba layer in it is a checkpointed layer of its own.
-        return self.env.call(f, self.mamba, self.index, x, transformed)
+        # The Mamba layer in it is a checkpointed layer of its own, which gets this by keyword.
+        return self.env.call(f, self.mamba, self.index, x, keywords=(transformed,))
 
 
 class Model(Body):
@@ -226,5 +226,5 @@ class Model(Body):
         self.share(f, x)
         x = self.layers(f, self.env, x, original)
         x = self.norm(f, self.env, x)
-        keep_shared(self.env)
+        self.env.release()
         return x

@@ -7,7 +7,7 @@ from __future__ import annotations
 from math import prod
 
 from memlint.estimate.engine.pool import DECOMPOSED
-from memlint.estimate.engine.tape import Node, Shape, Tape, Tensor, cast_backward
+from memlint.estimate.engine.tape import Node, Shape, Tape, Tensor, View, cast_backward
 
 _RANK = {"bool": 0, "uint8": 1, "int8": 1, "int64": 2, "fp8": 3, "fp16": 4, "bf16": 4, "fp32": 5, "fp64": 6}
 
@@ -208,7 +208,7 @@ def slice_of(f: Tape, a: Tensor, shape: Shape) -> Tensor:
 
 
 def _cat_backward(f: Tape, node: Node, grad: Tensor) -> tuple[Tensor, ...]:
-    return tuple([Tensor(shape, grad.dtype, grad.storage) for shape, _ in node.shapes])
+    return tuple([View(shape, grad.dtype, grad.storage) for shape, _ in node.shapes])
 
 
 def cat(f: Tape, *parts: Tensor, shape: Shape | None = None) -> Tensor:

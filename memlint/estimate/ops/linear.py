@@ -43,14 +43,18 @@ def _cast_weight(f: Tape, weight: Tensor) -> Tensor:
     dtype = f.autocast
     if dtype is None or weight.dtype == dtype or weight.dtype not in _CAST:
         return weight
-    cached = f.cast_cache.get(id(weight))
+    cache = f.cast_cache
+    cached = cache.get(id(weight))
     if cached is not None:
+        cache.found(id(weight), cached)
         return cached
     copied = cast(f, weight, dtype)
     if weight.dtype != "fp32":
         return copied  # can_try_cache asks for fp32
     if weight.cached if isinstance(weight, Weight) else isinstance(weight.node, Leaf):
-        f.cast_cache[id(weight)] = copied
+        cache[id(weight)] = copied
+        if cache.shared:
+            cache.join(f, id(weight), copied)
     return copied
 
 
