@@ -8,13 +8,12 @@ Needs TRL 1.16 beside the measure extra; a run takes seconds.
 from __future__ import annotations
 
 import argparse
-import json
-import statistics
 import sys
 import warnings
 from collections.abc import Iterator
 from typing import Any
 
+from benchmarks.objectives.report import report
 from benchmarks.objectives.run import traced
 from benchmarks.objectives.trainers import VERSION, Setup
 from memlint.measure.trace.settings import LoraSettings, TraceSettings
@@ -180,32 +179,10 @@ def main() -> int:
     parser.add_argument("--liger", action="store_true", help="Liger's chunked losses (TRL 1.9, liger-kernel, triton)")
     options = parser.parse_args()
     warnings.simplefilter("ignore")
-    errors = []
-    rows = []
-    for point in factory_points() if options.llamafactory else liger_points() if options.liger else points():
-        if options.only and point["objective"] not in options.only:
-            continue
-        result = trace_point(point)
-        point["trl"] = "0.24" if options.llamafactory else ".".join(str(part) for part in VERSION)
-        point["parameters"] = result.parameters
-        point["phase_peaks"] = {name: result.phase_peaks[name] for name in PHASES if name in result.phase_peaks}
-        point["forward_end_bytes"] = result.fwd_end_bytes - result.static_before_fwd_bytes
-        rows.append(point)
-        step = simulated(point)
-        phases = {phase.phase: phase.peak_bytes for phase in step.timeline}
-        peak, kept = max(phases.values()), step.forward_end_bytes
-        errors.append(abs(peak / result.peak_bytes - 1))
-        print(
-            f"{title(point):74} traced {result.peak_bytes:11} {result.peak_phase:8} simulated"
-            f" {peak / result.peak_bytes - 1:+.3%} {max(phases, key=lambda name: phases[name]):8} kept"
-            f" {point['forward_end_bytes']:10} {kept / point['forward_end_bytes'] - 1:+.3%}",
-            flush=True,
-        )
-    if options.output:
-        with open(options.output, "w", encoding="utf-8") as file:
-            file.writelines(json.dumps(row, sort_keys=True) + "\n" for row in rows)
-    print(f"{len(errors)} points: median error {statistics.median(errors):.4%}, worst {max(errors):.3%}")
-    return 0
+    release = "0.24" if options.llamafactory else ".".join(str(part) for part in VERSION)
+    chosen = factory_points() if options.llamafactory else liger_points() if options.liger else points()
+    wanted = ({**p, "trl": release} for p in chosen if not options.only or p["objective"] in options.only)
+    return report(wanted, trace_point, simulated, title, PHASES, options.output)
 
 
 if __name__ == "__main__":

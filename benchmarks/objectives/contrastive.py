@@ -10,11 +10,10 @@ from __future__ import annotations
 import argparse
 import contextlib
 import importlib
-import json
-import statistics
 import sys
 import warnings
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 from unittest import mock
 
@@ -23,6 +22,8 @@ from torch._subclasses import FakeTensorMode
 
 from benchmarks.objectives.contrastive_grid import points
 from benchmarks.objectives.declared import DeclaringMode, prepare
+from benchmarks.objectives.marks import micro_batch, update
+from benchmarks.objectives.report import report
 from memlint.measure.trace.adapters import add_lora, checkpoint_layers
 from memlint.measure.trace.build import DTYPES, HEADS, make_config, make_model
 from memlint.measure.trace.cuda_choices import cuda_choices
@@ -151,38 +152,14 @@ def trace(point: dict[str, Any]) -> TraceResult:
                 for kind in ("input_ids", "attention_mask")
             }
             last = number % accumulation == 0
-            marks = _micro_batch(recorder, loss, parameters, inputs, number // accumulation if last else -1)
+            step = number // accumulation if last else -1
+            marks = micro_batch(recorder, partial(compute_loss, loss), parameters, inputs, step)
             if last:
-                _step(recorder, parameters, driver)
+                update(recorder, parameters, driver, 1.0)
             del inputs
         recorder.enter("end")
         trained = sum(p.numel() for p in parameters)
         return summarise(recorder, (elements, trained), 2, marks, int(config.vocab_size))
-
-
-def _micro_batch(
-    recorder: Recorder, loss: Any, parameters: list[Any], inputs: dict[str, Any], number: int
-) -> dict[str, int]:
-    label(recorder, inputs.values(), "inputs")
-    marks = {"begin": len(recorder.events)}
-    recorder.enter("forward", number)
-    value = compute_loss(loss, inputs)
-    marks["forward_end"] = len(recorder.events)
-    recorder.enter("backward")
-    value.backward()
-    marks["backward_end"] = len(recorder.events)
-    label(recorder, [p.grad for p in parameters if p.grad is not None], "grads")
-    return marks
-
-
-def _step(recorder: Recorder, parameters: list[Any], driver: Any) -> None:
-    recorder.enter("clip")
-    torch.nn.utils.clip_grad_norm_(parameters, 1.0, foreach=True)
-    recorder.enter("optimizer")
-    driver.step()
-    label(recorder, [value for state in driver.state.values() for value in state.values()], "optim")
-    recorder.enter("zero_grad")
-    driver.zero_grad(set_to_none=True)
 
 
 def main() -> int:
@@ -193,26 +170,8 @@ def main() -> int:
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    errors, rows = [], []
-    for point in points():
-        if options.only and options.only not in title(point):
-            continue
-        result = trace(point)
-        point["parameters"] = result.parameters
-        point["phase_peaks"] = {name: result.phase_peaks[name] for name in PHASES if name in result.phase_peaks}
-        point["forward_end_bytes"] = result.fwd_end_bytes - result.static_before_fwd_bytes
-        rows.append(point)
-        step = simulated(point)
-        phases = {phase.phase: phase.peak_bytes for phase in step.timeline}
-        errors.append(abs(max(phases.values()) / result.peak_bytes - 1))
-        each = " ".join(f"{name} {phases[name] / size - 1:+.3%}" for name, size in point["phase_peaks"].items())
-        kept = step.forward_end_bytes - point["forward_end_bytes"]
-        print(f"{title(point):66} {result.peak_bytes:11} {result.peak_phase:8} {each} kept {kept:+}", flush=True)
-    if options.output:
-        with open(options.output, "w", encoding="utf-8") as file:
-            file.writelines(json.dumps(row, sort_keys=True) + "\n" for row in rows)
-    print(f"{len(errors)} points: median error {statistics.median(errors):.4%}, worst {max(errors):.3%}")
-    return 0
+    chosen = (point for point in points() if not options.only or options.only in title(point))
+    return report(chosen, trace, simulated, title, PHASES, options.output)
 
 
 if __name__ == "__main__":

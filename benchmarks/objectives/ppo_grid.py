@@ -8,9 +8,7 @@ Needs TRL 1.12 beside the measure extra; under ``--classic`` the sources of LLaM
 from __future__ import annotations
 
 import argparse
-import json
 import logging
-import statistics
 import sys
 import warnings
 from collections.abc import Iterator
@@ -19,6 +17,7 @@ from typing import Any
 from benchmarks.objectives.__main__ import LORA, MODELS, PRECISIONS
 from benchmarks.objectives.ppo import PPOSetup, traced_ppo
 from benchmarks.objectives.ppo_classic import traced_classic
+from benchmarks.objectives.report import report
 from memlint.measure.trace.settings import LoraSettings
 from tests.estimate.ppo_points import PHASES, simulated, title
 
@@ -107,22 +106,8 @@ def main() -> int:
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     logging.disable(logging.WARNING)
-    rows, errors = [], []
-    for point in classic_points() if options.classic else points():
-        result = traced(point)
-        point["parameters"] = result.parameters
-        point["phase_peaks"] = {name: result.phase_peaks[name] for name in PHASES if name in result.phase_peaks}
-        rows.append(point)
-        phases = {phase.phase: phase.peak_bytes for phase in simulated(point).timeline}
-        peak, traced_peak = max(phases.values()), max(point["phase_peaks"].values())
-        errors.append(abs(peak / traced_peak - 1))
-        each = " ".join(f"{name} {phases[name] / size - 1:+.2%}" for name, size in point["phase_peaks"].items())
-        print(f"{title(point):76} traced {traced_peak:11} simulated {peak / traced_peak - 1:+.3%} ({each})", flush=True)
-        if options.output:
-            with open(options.output, "w", encoding="utf-8") as file:
-                file.writelines(json.dumps(row, sort_keys=True) + "\n" for row in rows)
-    print(f"{len(errors)} points: median error {statistics.median(errors):.4%}, worst {max(errors):.3%}")
-    return 0
+    chosen = classic_points() if options.classic else points()
+    return report(chosen, traced, simulated, title, PHASES, options.output)
 
 
 if __name__ == "__main__":

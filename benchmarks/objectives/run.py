@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Any
 from unittest import mock
 
@@ -13,6 +14,7 @@ from torch._subclasses import FakeTensorMode
 
 from benchmarks.objectives import liger, llamafactory
 from benchmarks.objectives.declared import DeclaringMode, prepare, trainer_class
+from benchmarks.objectives.marks import micro_batch, update
 from benchmarks.objectives.trainers import DROPS, KINDS, VERSION, Setup, add_head, make_batch, make_trainer
 from memlint.measure.trace.adapters import add_lora, checkpoint_layers
 from memlint.measure.trace.build import DTYPES, make_config, make_model
@@ -81,7 +83,10 @@ def traced(hf_config: Mapping[str, Any], setup: Setup, settings: TraceSettings, 
         marks: dict[str, int] = {}
         for number in range(1, settings.steps + 1):
             inputs = llamafactory.make_batch(setup) if own else make_batch(setup)
-            marks = _step(recorder, trainer, parameters, driver, inputs, settings, number)
+            marks = micro_batch(recorder, partial(trainer.compute_loss, model), parameters, inputs, number)
+            update(recorder, parameters, driver, settings.max_grad_norm)
+            for values in trainer._metrics.values():
+                values.clear()
             del inputs
         recorder.enter("end")
         trained = sum(p.numel() for p in parameters)
@@ -185,35 +190,3 @@ def _fused_loss_phase(recorder: Recorder, setup: Setup) -> Iterator[None]:
         if softmax is not None:
             stack.enter_context(mock.patch.object(module, "selective_log_softmax", selective))
         yield
-
-
-def _step(
-    recorder: Recorder,
-    trainer: Any,
-    parameters: list[Any],
-    driver: Any,
-    inputs: dict[str, Any],
-    settings: TraceSettings,
-    number: int,
-) -> dict[str, int]:
-    label(recorder, inputs.values(), "inputs")
-    marks = {"begin": len(recorder.events)}
-    recorder.enter("forward", number)
-    loss = trainer.compute_loss(trainer.model, inputs)
-    marks["forward_end"] = len(recorder.events)
-    recorder.enter("backward")
-    loss.backward()
-    marks["backward_end"] = len(recorder.events)
-    label(recorder, [p.grad for p in parameters if p.grad is not None], "grads")
-    del loss
-    recorder.enter("clip")
-    if settings.max_grad_norm is not None:
-        torch.nn.utils.clip_grad_norm_(parameters, settings.max_grad_norm, foreach=True)
-    recorder.enter("optimizer")
-    driver.step()
-    label(recorder, [value for state in driver.state.values() for value in state.values()], "optim")
-    recorder.enter("zero_grad")
-    driver.zero_grad(set_to_none=True)
-    for values in trainer._metrics.values():
-        values.clear()
-    return marks
