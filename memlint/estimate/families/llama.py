@@ -11,7 +11,7 @@ from memlint.estimate.build import Build
 from memlint.estimate.engine.tape import Tape, Tensor
 from memlint.estimate.env import Batch, Env
 from memlint.estimate.families.mlp import Mlp
-from memlint.estimate.families.norms import Norm
+from memlint.estimate.families.norms import HeadNorms, Norm
 from memlint.estimate.families.pieces import hooked
 from memlint.estimate.families.rotary import keep_tables, partial_rotary, rotary_tables, rotate_both
 from memlint.estimate.families.shapes import Shape, flag, scaled_inside, shape_of
@@ -42,7 +42,15 @@ class Attention:
         self.shape = s
         self.softcap = s.softcap and a.get("attn_logit_softcapping") is not None
         self.qk_norm = s.qk_norm
-        if s.qk_norm is not None:
+        self.q_norm: Any
+        self.k_norm: Any
+        if s.qk_norm == "each":
+            self.q_norm = HeadNorms(b, f"{name}.q_layernorm", self.heads, self.dim)
+            self.k_norm = HeadNorms(b, f"{name}.k_layernorm", self.kv, self.dim)
+        elif s.qk_norm == "heads":
+            self.q_norm = Norm(b, f"{name}.q_norm", (self.heads, self.dim), s.norm)
+            self.k_norm = Norm(b, f"{name}.k_norm", (self.kv, self.dim), s.norm)
+        elif s.qk_norm is not None:
             head = s.qk_norm == "head"
             q_name, k_name = s.qk_names
             self.q_norm = Norm(b, f"{name}.{q_name}", self.dim if head else q, s.norm)
@@ -63,13 +71,23 @@ class Attention:
             q, k = self.q_norm(f, env, self.q(f, x)), self.k_norm(f, env, self.k(f, x))
             v = self.v(f, x)
             return q.view(b, self.heads, s, self.dim), k.view(b, self.kv, s, self.dim), v.view(b, self.kv, s, self.dim)
+        if self.qk_norm == "heads":
+            # CohereLayerNorm, with a weight for each head and feature, before the transpose.
+            q = self.q_norm(f, env, self.q(f, x).view(b, s, self.heads, self.dim))
+            k = self.k_norm(f, env, self.k(f, x).view(b, s, self.kv, self.dim))
+            v = self.v(f, x)
+            return q.view(b, self.heads, s, self.dim), k.view(b, self.kv, s, self.dim), v.view(b, self.kv, s, self.dim)
         if self.qk_norm == "head" and not self.shape.norm_after_rope:
             q = self.q_norm(f, env, self.q(f, x).view(b, self.heads, s, self.dim))
             k = self.k_norm(f, env, self.k(f, x).view(b, self.kv, s, self.dim))
             return q, k, self.v(f, x).view(b, self.kv, s, self.dim)
         q = self.q(f, x).view(b, self.heads, s, self.dim)
         k = self.k(f, x).view(b, self.kv, s, self.dim)
-        return q, k, self.v(f, x).view(b, self.kv, s, self.dim)
+        v = self.v(f, x).view(b, self.kv, s, self.dim)
+        if self.qk_norm == "each":
+            q = self.q_norm(f, env, q)
+            k = self.k_norm(f, env, k)
+        return q, k, v
 
     def __call__(self, f: Tape, env: Env, x: Tensor, kind: str) -> Tensor:
         """x [B, S, H] -> [B, S, H]."""

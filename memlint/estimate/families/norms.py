@@ -8,8 +8,9 @@ from __future__ import annotations
 from memlint.estimate.build import Build
 from memlint.estimate.engine.tape import Tape, Tensor
 from memlint.estimate.env import Env
-from memlint.estimate.ops.basic import cast, shift
+from memlint.estimate.ops.basic import cast, cat, shift
 from memlint.estimate.ops.norm import fused_rms_norm, layer_norm, rms_norm
+from memlint.estimate.ops.views import split
 
 
 class Norm:
@@ -17,10 +18,11 @@ class Norm:
 
     __slots__ = ("bias", "style", "weight")
 
-    def __init__(self, b: Build, name: str, width: int, style: str) -> None:
+    def __init__(self, b: Build, name: str, width: int | tuple[int, ...], style: str) -> None:
         self.style = style
-        self.weight = None if style in ("plain", "unit") else b.parameter(f"{name}.weight", width)
-        self.bias = b.parameter(f"{name}.bias", width) if style in ("layer", "layer1p") else None
+        shape = (width,) if isinstance(width, int) else width
+        self.weight = None if style in ("plain", "unit") else b.parameter(f"{name}.weight", *shape)
+        self.bias = b.parameter(f"{name}.bias", *shape) if style in ("layer", "layer1p") else None
 
     def __call__(self, f: Tape, env: Env, x: Tensor) -> Tensor:
         """x [..., width] -> the same shape."""
@@ -48,3 +50,16 @@ class Norm:
         out = layer_norm(f, x, weight, bias)
         f.autocast = outer
         return out
+
+
+class HeadNorms:
+    """StableLmLayerNormPerHead: a layer norm without bias for each head, their outputs concatenated."""
+
+    def __init__(self, b: Build, name: str, heads: int, width: int) -> None:
+        self.weights = [b.parameter(f"{name}.norms.{head}.weight", width) for head in range(heads)]
+
+    def __call__(self, f: Tape, env: Env, x: Tensor) -> Tensor:
+        """x [B, h, S, D] -> the same shape."""
+        rows, heads, length, width = x.shape
+        parts = split(f, x, *[(rows, 1, length, width)] * heads)
+        return cat(f, *[layer_norm(f, part, weight, None) for part, weight in zip(parts, self.weights)], shape=x.shape)

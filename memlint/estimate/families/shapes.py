@@ -26,7 +26,8 @@ class Shape:
     o_bias: bool | str = "attention_bias"
     mlp_bias: bool | str = "mlp_bias"
     qk_norm: str | None = None
-    """head (per head_dim), full (over the whole projection), None."""
+    """head (per head_dim), heads (a weight for each head and feature), each (a layer norm for each head), full (over
+    the whole projection), None."""
     fused_qkv: bool = False
     fused_gate: bool = False
     gated: bool = True
@@ -95,6 +96,7 @@ SHAPES: dict[str, Shape] = {
         residual_dropout=True,
     ),
     "cohere": Shape(norm="cohere", norms="parallel", mlp_bias=False, rope_upcast=True),
+    "cohere:normed": Shape(norm="cohere", norms="parallel", qk_norm="heads", mlp_bias=False, rope_upcast=True),
     "olmo3": Shape(norm="olmo2", norms="post", qk_norm="full", mlp_bias=False, rope_fp32=True, local_rope=True),
     "cohere2": Shape(norm="cohere", norms="parallel", mlp_bias=False, rope_upcast=True, rope_only_local=True),
     "glm": Shape(o_bias=False, mlp_bias=False, fused_gate=True, rope_pairs=True, rope_cat=True),
@@ -156,6 +158,11 @@ SHAPES: dict[str, Shape] = {
     "qwen3_vl_text": Shape(qk_norm="head", mlp_bias=False, rope_rows=True),
     "mllama_text_model": Shape(qkv_bias=False, o_bias=False, mlp_bias=False),
     "stablelm": Shape(norm="layer", qkv_bias="use_qkv_bias", o_bias=False, mlp_bias=False),
+    "stablelm:parallel": Shape(norm="layer", norms="parallel", qkv_bias="use_qkv_bias", o_bias=False, mlp_bias=False),
+    "stablelm:normed": Shape(norm="layer", qk_norm="each", qkv_bias="use_qkv_bias", o_bias=False, mlp_bias=False),
+    "stablelm:parallel normed": Shape(
+        norm="layer", norms="parallel", qk_norm="each", qkv_bias="use_qkv_bias", o_bias=False, mlp_bias=False
+    ),
     "hyperclovax": Shape(
         branch_scale=True,
         embed_scale=True,
@@ -178,10 +185,23 @@ SHAPES: dict[str, Shape] = {
 """model_type -> shape. A type missing here runs as Llama and is called approximate."""
 
 
+_STABLELM = {
+    (False, False): "stablelm",
+    (True, False): "stablelm:parallel",
+    (False, True): "stablelm:normed",
+    (True, True): "stablelm:parallel normed",
+}
+"""StableLM 2 12B runs attention and feed-forward side by side and normalises each head."""
+
+
 def shape_of(a: Architecture) -> Shape:
     """The row of a model type; Llama's where there is none."""
     if a.model_type == "hyperclovax" and not a.get("use_post_norm", False):
         return SHAPES["hyperclovax:plain"]
+    if a.model_type == "cohere" and a.get("use_qk_norm", False):
+        return SHAPES["cohere:normed"]
+    if a.model_type == "stablelm":
+        return SHAPES[_STABLELM[bool(a.get("use_parallel_residual", False)), bool(a.get("qk_layernorm", False))]]
     return SHAPES.get(a.model_type, SHAPES["llama"])
 
 
