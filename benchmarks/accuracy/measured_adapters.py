@@ -96,7 +96,9 @@ def quantization_of(row: Row) -> Quantization | None:
         double = double or row.framework in ("axolotl", "ms-swift")
         # peft's scripts and Qwen's finetune.py prepare a 4-bit model; axolotl casts the embeddings back, LLaMA-Factory
         # and ms-swift 1.6 prepare nothing, litgpt and torchtune have code of their own.
-        prepared = row.framework in ("peft", "hf-trainer", "qwen-finetune")
+        prepared = (
+            row.framework in ("peft", "hf-trainer", "qwen-finetune") and "no k-bit preparation" not in row["notes"]
+        )
         experts = "loaded"
         if row.framework == "axolotl":
             # Its examples of mixtures say `quantize_moe_experts`, or `llama4_linearized_experts`.
