@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     from memlint.estimate.build import Build
 
 
+MOST_REFLECTIONS = 1024
+"""So many are followed: in a model of width 1024 or more each layer keeps 4 GiB by then."""
+
+
 def _whole(base: Any, f: Tape, dtype: str) -> Tensor:
     """The base layer's weight in ``dtype``, without a gradient (get_base_weight: dequantised where it is packed)."""
     from memlint.estimate.quantized import QuantizedWeight
@@ -84,7 +88,7 @@ class Reflected:
         unit = mul(f, self.vectors, norm)  # a quotient, which saves both sides likewise
         del norm
         chain = f.new((width, width), unit.dtype)
-        for _ in range(rank):
+        for _ in range(min(rank, MOST_REFLECTIONS)):
             column = unit.view(width, 1)
             doubled = scale(f, chain)
             first = matmul(f, doubled, column, 1)

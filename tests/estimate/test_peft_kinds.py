@@ -178,3 +178,11 @@ def test_oft_takes_the_nearest_block_that_divides(width: int, block: int) -> Non
         {"training.method": "oft", "training.lora": Lora(targets=("q_proj",)), "training.sequence_length": 16},
     )
     assert simulate(job).trainable_parameters == width // block * (block * (block - 1) // 2)
+
+
+def test_a_rank_of_thousands_takes_no_longer_than_its_answer_is_worth() -> None:
+    """Each reflection is followed by itself; beyond what any GPU holds they are not, but for their vectors."""
+    many, most = (simulate(_small("hra", rank)) for rank in (1024, 65536))
+    vectors = 4 * 65536 * 512 * 4
+    assert most.forward_end_activation_bytes < many.forward_end_activation_bytes + 3 * vectors
+    assert most.trainable_parameters == 64 * many.trainable_parameters
