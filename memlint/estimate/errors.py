@@ -2,14 +2,38 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Sequence
 
 if TYPE_CHECKING:
+    from memlint.estimate.engine.tape import Tape, Tensor
+    from memlint.estimate.env import Env
     from memlint.models.architecture import Architecture
 
 
 class Unsupported(Exception):
     """The simulated method has no model for this architecture or setup; the message says which, in a sentence."""
+
+
+def refuse_reentrant(
+    f: Tape, env: Env, a: Architecture, given: Tensor | None, what: str, layers: Sequence[int]
+) -> None:
+    """Refuse reentrant checkpoints of several layers that are given ``given``, the model's ``what``, by keyword.
+
+    CheckpointFunction cuts off its positional inputs alone (torch 2.13 utils/checkpoint.py): each layer's backward goes
+    on through the graph of ``given``, which the first one has freed.
+
+    Raises:
+        Unsupported: two of ``layers`` are checkpointed so, and ``given`` has a graph of its own.
+    """
+    options = env.checkpointing
+    if given is None or not f.grad_enabled or not options.reentrant or options.mode == "selective":
+        return
+    if hasattr(given.node, "edges") and sum(env.checkpointed(index) for index in layers) > 1:
+        raise Unsupported(
+            f"training this `{a.model_type.removesuffix('_text_model')}` with reentrant checkpoints ends in PyTorch's "
+            f'error "Trying to backward through the graph a second time", because its layers are given {what} by '
+            "keyword: set `use_reentrant` to false"
+        )
 
 
 def required(a: Architecture, *names: str) -> int:

@@ -26,6 +26,8 @@ SETUPS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("name", SETUPS)
 @pytest.mark.parametrize("model_type", ["t5", "umt5", "bart", "mbart", "whisper", "mllama", "bert"])
 def test_one_layer_stands_for_all(model_type: str, name: str) -> None:
+    if (model_type, name) == ("mllama", "reentrant"):
+        pytest.skip("PyTorch refuses it: tests/estimate/test_reentrant.py")
     job = replace_fields(start_of(model_type), SETUPS[name])
     quick, whole = (run_step(job, full=full) for full in (False, True))
     assert quick.timeline == whole.timeline

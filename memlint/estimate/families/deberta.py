@@ -10,6 +10,7 @@ from typing import Any
 from memlint.estimate.build import Build
 from memlint.estimate.engine.tape import Node, Shape, Tape, Tensor
 from memlint.estimate.env import Batch, Env
+from memlint.estimate.errors import refuse_reentrant
 from memlint.estimate.families.encoder_heads import MaskedHead, PooledHead, TokenHead, unused_pooler
 from memlint.estimate.families.pieces import LayerNorm
 from memlint.estimate.ops.activations import activate
@@ -208,6 +209,7 @@ class Model:
         first = "first" if int(a.get("conv_kernel_size", 0)) > 0 else "rest"
         kinds = [first, *["rest"] * (a.num_hidden_layers - 2), "last"][: a.num_hidden_layers]
         self.layers = Stack(b, kinds, lambda build, kind, i: Layer(a, build, kind, i, env))
+        self.a, self.numbers = a, range(a.num_hidden_layers)
         self.table = self.table_norm = None
         if a.get("relative_attention", False):
             self.table = b.parameter("deberta.encoder.rel_embeddings.weight", 2 * span_of(a), h)
@@ -244,7 +246,9 @@ class Model:
         state["relative"] = f.new((1, length, length), "int64")
         state["relative embeddings"] = self.table
         if self.table is not None and self.table_norm is not None:
-            state["relative embeddings"] = self.table_norm(f, self.table)
+            normed = state["relative embeddings"] = self.table_norm(f, self.table)
+            refuse_reentrant(f, env, self.a, normed, "the normed table of relative positions", self.numbers)
+            del normed
         del state
         self.layers.keeps = True
         x = self.layers(f, env, embedded)

@@ -11,6 +11,7 @@ from memlint.estimate.build import Build
 from memlint.estimate.engine.shared import shared
 from memlint.estimate.engine.tape import Tape, Tensor
 from memlint.estimate.env import Batch, Env
+from memlint.estimate.errors import refuse_reentrant
 from memlint.estimate.families.llama import Block
 from memlint.estimate.families.llama import Model as LlamaModel
 from memlint.estimate.families.mlp import Mlp
@@ -113,12 +114,14 @@ class TextModel(LlamaModel):
             return lambda f, x, *states: block(f, x)
 
         kinds = ["cross" if i in crossing else "full" for i in run]
-        last = [index for index, kind in enumerate(kinds) if kind == "cross"][-1:]
+        self.crossing = [index for index, kind in enumerate(kinds) if kind == "cross"]
+        last = self.crossing[-1:]
         return Stack(b, kinds, make, alone=last if b.sharding.zero is not None else ())
 
     def body(self, f: Tape, x: Tensor, batch: Batch) -> Tensor:
         """Layers and final norm; ``env.state['states']`` are the tower's projected states."""
         states = self.env.state.pop("states", None)
+        refuse_reentrant(f, self.env, self.a, states, "the states of the images", self.crossing)
         self.others = () if states is None else (shared(f, states),)
         out = super().body(f, x, batch)
         self.others = ()

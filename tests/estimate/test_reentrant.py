@@ -1,0 +1,54 @@
+"""Reentrant checkpoints of layers that share something with a graph by keyword, which end in an error of PyTorch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from memlint.engine.predict import predict
+from memlint.estimate.errors import Unsupported
+from memlint.estimate.simulate import run_step
+from memlint.job import TrainingJob, replace_fields
+from memlint.models.architecture import Architecture
+from memlint.models.config import read_config
+from tests.estimate.exact_jobs import start_of
+
+REENTRANT = {"training.checkpointing.mode": "full", "training.checkpointing.reentrant": True}
+
+
+def deberta(**fields: Any) -> TrainingJob:
+    """DeBERTa v3's sort of model, small."""
+    sizes = {"hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 4, "num_hidden_layers": 4}
+    relative = {"relative_attention": True, "pos_att_type": "p2c|c2p", "position_buckets": 64, "vocab_size": 2048}
+    found = read_config({"model_type": "deberta-v2", **sizes, **relative, **fields})
+    assert isinstance(found, Architecture)
+    return replace_fields(start_of("deberta-v2"), {"architecture": found, **REENTRANT})
+
+
+def test_the_states_of_images_are_given_to_several_layers() -> None:
+    job = replace_fields(start_of("mllama"), REENTRANT)
+    with pytest.raises(Unsupported, match=r"`mllama` with reentrant checkpoints .* the states of the images"):
+        run_step(job)
+
+
+def test_one_layer_that_looks_at_images_runs_through_their_graph_once() -> None:
+    job = replace_fields(start_of("mllama"), {**REENTRANT, "training.checkpointing.every": 4})
+    assert run_step(job).timeline
+
+
+@pytest.mark.parametrize("fields", [{"training.checkpointing.reentrant": False}, {"training.images": 0}])
+def test_without_reentry_or_without_images_it_trains(fields: dict[str, Any]) -> None:
+    assert run_step(replace_fields(start_of("mllama"), {**REENTRANT, **fields})).timeline
+
+
+def test_deberta_v3_norms_its_relative_positions_before_its_layers() -> None:
+    with pytest.raises(Unsupported, match="the normed table of relative positions"):
+        run_step(deberta(norm_rel_ebd="layer_norm"))
+    assert run_step(deberta()).timeline
+
+
+def test_the_user_is_told_what_to_set() -> None:
+    estimate, why = predict(deberta(norm_rel_ebd="layer_norm"), None)
+    assert estimate is not None
+    assert why is not None and "`use_reentrant` to false" in why
