@@ -14,6 +14,7 @@ from memlint.models.architecture import Architecture
 from memlint.records import dataclass, field, fields, replace
 
 __all__ = [
+    "REPLICATED",
     "Checkpointing",
     "Hardware",
     "KeyPath",
@@ -29,6 +30,8 @@ __all__ = [
 ]
 
 KeyPath = tuple[str | int, ...]
+REPLICATED = ("none", "ddp", "zero0")
+"""Strategies under which every GPU holds all weights, gradients and states; zero0 is DeepSpeed without ZeRO."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +55,7 @@ class Parallelism:
     """How the run is divided over GPUs."""
 
     strategy: str = "none"
-    """none ddp zero1 zero2 zero3 fsdp (= fsdp2) fsdp1 hsdp device-map."""
+    """none ddp zero0 (DeepSpeed without ZeRO) zero1 zero2 zero3 fsdp (= fsdp2) fsdp1 hsdp device-map."""
     gpus: int | None = None
     """World size where the config states it; None: the target's GPU count."""
     shard: int | None = None
@@ -81,6 +84,10 @@ class Parallelism:
     """DeepSpeed sub_group_size: what one call of the optimizer updates in stage 3."""
     contiguous_gradients: bool | None = None
     overlap_comm: bool | None = None
+    communication_dtype: str | None = None
+    """DeepSpeed communication_data_type: dtype in which gradients go from rank to rank; None: that of the weights."""
+    immediate_gradients: bool = False
+    """DeepSpeed bf16.immediate_grad_update: stage 1 with bf16 gradients summed in fp32 adds each when it is there."""
     gradient_as_bucket_view: bool = False
     wrap: str = "layer"
     """FSDP unit: layer, none (whole model one unit), size."""

@@ -22,7 +22,7 @@ from benchmarks.zero.points import Spec, points
 def run(name: str, spec: Spec) -> dict[str, Any] | None:
     """One point: the highest peaks of all ranks, where their parts differ (stages 1 and 2)."""
     peaks: dict[str, int] = {}
-    for rank in range(spec["world"] if spec["zero"]["stage"] < 3 else 1):
+    for rank in range(spec["world"] if spec["zero"]["stage"] in (1, 2) else 1):
         result = _forked(spec, rank)
         if isinstance(result, str):
             print(f"{name}: {result}", file=sys.stderr)

@@ -80,6 +80,52 @@ ONLY_3: dict[str, Spec] = {
     "none ahead": {"zero": {**SMALL, "stage3_prefetch_bucket_size": 0, "stage3_max_reuse_distance": 0}},
 }
 
+SUMS = {"data_types": {"grad_accum_dtype": "fp32"}}
+WIRE = {"communication_data_type": "fp32"}
+AT_ONCE = {**SUMS, "bf16": {"immediate_grad_update": True}}
+BARE = {"bf16": {"bf16_master_weights_and_grads": True, "bf16_optimizer_states": True}}
+DTYPES: dict[str, Spec] = {
+    "sums": {"config": SUMS, "zero": MIDDLE},
+    "sums small": {"config": SUMS, "zero": SMALL},
+    "sums accumulation 2": {"config": SUMS, "zero": MIDDLE, "accumulation": 2},
+    "sums wire": {"config": {**SUMS, **WIRE}, "zero": MIDDLE},
+    "wire": {"config": WIRE, "zero": MIDDLE},
+    "wire small": {"config": WIRE, "zero": SMALL},
+    "no masters": {"config": BARE, "zero": MIDDLE},
+}
+ONLY_1: dict[str, Spec] = {
+    "at once": {"config": AT_ONCE, "zero": MIDDLE},
+    "at once accumulation 2": {"config": AT_ONCE, "zero": MIDDLE, "accumulation": 2},
+    "fp16 sums": {"config": SUMS, "zero": MIDDLE, "precision": "fp16"},
+    "fp16 sums small": {"config": SUMS, "zero": SMALL, "precision": "fp16"},
+    "fp16 sums accumulation 2": {"config": SUMS, "zero": SMALL, "precision": "fp16", "accumulation": 2},
+    "fp16 sums plain": {"config": SUMS, "zero": PLAIN, "precision": "fp16"},
+    "fp16 sums overlap": {"config": SUMS, "zero": OVERLAP, "precision": "fp16"},
+    "sums lora": {"config": SUMS, "zero": MIDDLE, "lora": 8},
+    "sums tied": {"config": SUMS, "zero": MIDDLE, "model": {"tie_word_embeddings": True}},
+    "at once tied": {"config": AT_ONCE, "zero": MIDDLE, "model": {"tie_word_embeddings": True}},
+    "sums foreach": {"config": SUMS, "zero": MIDDLE, "optimizer": "adamw-foreach"},
+}
+ONLY_2: dict[str, Spec] = {
+    "sums plain": {"config": SUMS, "zero": PLAIN},
+    "sums overlap": {"config": SUMS, "zero": OVERLAP},
+    "wire plain": {"config": WIRE, "zero": PLAIN},
+    "sums deep": {"config": SUMS, "zero": SMALL, "model": DEEP},
+}
+WITHOUT_ZERO: dict[str, Spec] = {
+    "bf16": {},
+    "fp16": {"precision": "fp16"},
+    "fp32": {"precision": "fp32"},
+    "wire": {"config": WIRE},
+    "tied": {"model": {"tie_word_embeddings": True}},
+    "lora": {"lora": 8},
+    "no clipping": {"clip": None},
+    "foreach": {"optimizer": "adamw-foreach"},
+    "accumulation 2": {"accumulation": 2},
+    "no checkpointing": {"checkpointing": "none", "micro": 2},
+}
+"""Stage 0: DeepSpeed divides nothing, and averages and steps gradients in its own way."""
+
 
 def points() -> Iterator[tuple[str, Spec]]:
     """Every (name, spec); the spec holds every key."""
@@ -98,6 +144,15 @@ def points() -> Iterator[tuple[str, Spec]]:
         for world in (2, 8):
             for name in ("small", "middle"):
                 yield _point(stage, world, name, {"zero": BUCKETS[name]}, own)
+        for name, spec in {**DTYPES, **(ONLY_1 if stage == 1 else ONLY_2 if stage == 2 else {})}.items():
+            for world in (1, 4):
+                # Two tensors of masters, states and sums, as trainers group them: the sums are then averaged together.
+                together = stage == 1 and "data_types" in spec["config"]
+                groups = {"groups": 2} if together else {}
+                yield _point(stage, world, name, {**spec, **groups}, own)
+    for name, spec in WITHOUT_ZERO.items():
+        for world in (1, 4):
+            yield _point(0, world, name, {**spec, "zero": {}}, {})
 
 
 def _point(stage: int, world: int, name: str, spec: Spec, own: dict[str, Any]) -> tuple[str, Spec]:
@@ -109,10 +164,16 @@ def _point(stage: int, world: int, name: str, spec: Spec, own: dict[str, Any]) -
 
 def job_of(spec: Spec) -> TrainingJob:
     """The same job as memlint's."""
-    zero, precision = spec["zero"], spec["precision"]
+    zero, precision, own = spec["zero"], spec["precision"], spec.get("config", {})
     config = {"model_type": "llama", **spec["model"], "_attn_implementation": "eager"}
     fields: dict[str, Any] = {
-        "training.precision": Precision(weights=precision, autocast=None, master_weights=True),
+        "training.precision": Precision(
+            weights=precision,
+            autocast=None,
+            master_weights="bf16_master_weights_and_grads" not in own.get("bf16", {})
+            and (precision != "fp32" or zero["stage"] > 0),
+            gradients=own.get("data_types", {}).get("grad_accum_dtype"),
+        ),
         "training.attention": "eager",
         "training.checkpointing.mode": "none" if spec["checkpointing"] == "none" else "full",
         "training.checkpointing.reentrant": spec["checkpointing"] == "reentrant",
@@ -131,6 +192,8 @@ def job_of(spec: Spec) -> TrainingJob:
         "parallelism.sub_group_elements": zero.get("sub_group_size"),
         "parallelism.overlap_comm": zero.get("overlap_comm"),
         "parallelism.contiguous_gradients": zero.get("contiguous_gradients"),
+        "parallelism.communication_dtype": own.get("communication_data_type"),
+        "parallelism.immediate_gradients": own.get("bf16", {}).get("immediate_grad_update", False),
     }
     if spec["lora"]:
         fields |= {

@@ -81,6 +81,7 @@ def settings(spec: dict[str, Any]) -> dict[str, Any]:
     if "fp16" in half:
         # Nothing may overflow: a step that is left out takes no memory.
         half["fp16"]["initial_scale_power"] = 4
+    own = spec.get("config", {})
     return {
         "train_micro_batch_size_per_gpu": spec["micro"],
         "gradient_accumulation_steps": spec["accumulation"],
@@ -89,6 +90,7 @@ def settings(spec: dict[str, Any]) -> dict[str, Any]:
         "zero_optimization": spec["zero"],
         "zero_allow_untested_optimizer": True,
         "zero_force_ds_cpu_optimizer": False,
+        **{key: {**half.get(key, {}), **value} if isinstance(value, dict) else value for key, value in own.items()},
     }
 
 
@@ -137,6 +139,10 @@ def _engine(spec: dict[str, Any]) -> Any:
         model.gradient_checkpointing_enable({"use_reentrant": spec["checkpointing"] == "reentrant"})
         model.enable_input_require_grads()
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    optimizer = OPTIMIZERS[spec["optimizer"]](trained)
+    groups: Any = trained
+    if spec.get("groups") == 2:
+        # As trainers do: vectors without weight decay.
+        groups = [{"params": [p for p in trained if (p.dim() > 1) == matrices]} for matrices in (True, False)]
+    optimizer = OPTIMIZERS[spec["optimizer"]](groups)
     engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config, model_parameters=trained)
     return engine

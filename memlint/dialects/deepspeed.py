@@ -141,7 +141,7 @@ def apply_settings(draft: JobDraft, settings: DeepSpeedSettings, section: Sectio
         else:
             draft.set(name, value, default=f"default of DeepSpeed 0.19: runtime/zero/config.py ({field})")
 
-    put("parallelism.strategy", f"zero{settings.stage}" if settings.stage else "ddp", "stage")
+    put("parallelism.strategy", f"zero{settings.stage}", "stage")
     offload_param = settings.offload_param and settings.stage == 3
     offload_optimizer = settings.offload_optimizer and settings.stage > 0
     if offload_optimizer or offload_param:
@@ -151,6 +151,8 @@ def apply_settings(draft: JobDraft, settings: DeepSpeedSettings, section: Sectio
         *[(name, field) for name, (field, _, _) in SIZES.items()],
         ("parallelism.contiguous_gradients", "contiguous_gradients"),
         ("parallelism.overlap_comm", "overlap_comm"),
+        ("parallelism.communication_dtype", "communication"),
+        ("parallelism.immediate_gradients", "immediate"),
     ):
         value = getattr(settings, field)
         if value is not None:
@@ -228,6 +230,19 @@ def _report_conflicts(draft: JobDraft, settings: DeepSpeedSettings, asked: Any, 
     for field, on in (("bf16", settings.bf16), ("fp16", settings.fp16)):
         if on is not None and asked is not _UNKNOWN and on != (asked == field):
             clash(field, f"{field}.enabled", on, f"`{field}: {_text(asked == field)}`")
+    on_host = settings.offload_optimizer and settings.stage
+    if settings.bf16_without_master and not settings.bf16_states and not on_host:
+        problems.append(
+            Problem(
+                code="MEM503",
+                key=settings.keys["bf16_without_master"],
+                message="DeepSpeed does not start: `bf16_master_weights_and_grads` needs "
+                "`bf16_optimizer_states: true` or the optimizer on the CPU",
+                label="refused",
+                file=settings.file,
+                on_key=True,
+            )
+        )
     micro = draft.get("training.micro_batch_size")
     steps = draft.get("training.gradient_accumulation_steps", 1)
     total = settings.train_batch_size

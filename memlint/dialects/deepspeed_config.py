@@ -67,6 +67,8 @@ SIZES: dict[str, tuple[str, tuple[str, ...], bool]] = {
 """Native field -> settings field, its keys (DeepSpeed takes the names without ``stage3_`` too), and whether the Hugging
 Face integration fills in an ``auto``. Sizes in elements."""
 
+_FP32 = ("fp32", "float32", "float", "torch.float32")
+_WIRE = {"fp32": "fp32", "fp16": "fp16", "bf16": "bf16"}
 _DEVICES = ("none", "cpu", "nvme")
 _WANTED_TOP = (
     "train_batch_size",
@@ -121,6 +123,10 @@ class DeepSpeedSettings:
     bf16_states: bool = False
     """bf16_optimizer_states: Adam moments in bf16."""
     grad_accum_fp32: bool = False
+    communication: str | None = None
+    """communication_data_type."""
+    immediate: bool | None = None
+    """bf16.immediate_grad_update."""
     micro_batch_size: int | None = None
     gradient_accumulation_steps: int | None = None
     train_batch_size: int | None = None
@@ -218,10 +224,16 @@ def _precision(section: Section, keep: Any) -> None:
             keep(
                 "bf16_without_master", part, "bf16_master_weights_and_grads", part.flag("bf16_master_weights_and_grads")
             )
+            keep("immediate", part, "immediate_grad_update", part.flag("immediate_grad_update"))
             keep("bf16_states", part, "bf16_optimizer_states", part.flag("bf16_optimizer_states"))
     types = section.section("data_types")
-    if types is not None and types.raw("grad_accum_dtype") in ("fp32", "float32"):
+    if types is not None and types.raw("grad_accum_dtype") in _FP32:
         keep("grad_accum_fp32", types, "grad_accum_dtype", True)
+    if section.has("communication_data_type"):
+        wire = _WIRE.get(str(section.raw("communication_data_type")).lower())
+        if wire is None:
+            section.bad("communication_data_type", "`fp32`, `fp16` or `bf16`")
+        keep("communication", section, "communication_data_type", wire)
     autocast = section.section("torch_autocast")
     if autocast is not None and autocast.flag("enabled"):
         dtype = autocast.raw("dtype", "bfloat16")

@@ -33,6 +33,9 @@ def read_megatron(run: Run) -> None:
         draft.set("training.precision.autocast", None, default=_MEGATRON)
         draft.set("training.precision.trainable_weights", None, default=_MEGATRON)
         draft.set("training.precision.gradients", "fp32", default=_MEGATRON)
+        # core/distributed/param_and_grad_buffer.py: each is added to one fp32 buffer and reduced in that dtype.
+        draft.set("parallelism.immediate_gradients", True, default=_MEGATRON)
+        draft.set("parallelism.communication_dtype", "fp32", default=_MEGATRON)
         draft.set("training.precision.optimizer", "fp32", default=_MEGATRON)
         draft.set("training.precision.master_weights", True, default=_MEGATRON)
         draft.set("training.precision.grad_scaler", False, default=_MEGATRON)

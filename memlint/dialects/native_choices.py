@@ -53,6 +53,6 @@ OPTIMIZERS = tuple(
 )
 PRECISIONS = ("fp32", "bf16-mixed", "fp16-mixed", "bf16", "fp16")
 CHECKPOINTING = ("none", "full", "selective", "offload")
-STRATEGIES = ("none", "ddp", "zero1", "zero2", "zero3", "fsdp", "fsdp1", "fsdp2", "hsdp", "device-map")
+STRATEGIES = ("none", "ddp", "zero0", "zero1", "zero2", "zero3", "fsdp", "fsdp1", "fsdp2", "hsdp", "device-map")
 FP8_RECIPES = ("tensorwise", "rowwise", "rowwise_with_gw_hp", "transformer-engine")
 """How products in float8 scale their operands, by torchao's names, and the other library."""

@@ -207,6 +207,13 @@ PARALLELISM: dict[str, Field] = {
     "sub_group_elements": _count("ZeRO-3: what one call of the optimizer updates", _ELEMENTS, minimum=0, nullable=True),
     "contiguous_gradients": Field("boolean", "DeepSpeed: gradients are copied into a reduce bucket", nullable=True),
     "overlap_comm": Field("boolean", "DeepSpeed: a second reduce bucket in stages 1 and 2", nullable=True),
+    "communication_dtype": Field(
+        "choice",
+        "DeepSpeed: dtype of gradients on their way; null: the weights'",
+        ("fp32", "bf16", "fp16"),
+        nullable=True,
+    ),
+    "immediate_gradients": _flag("DeepSpeed stage 1, bf16 summed in fp32: each gradient is added when it is there"),
     "gradient_as_bucket_view": _flag("DDP gradients are views of its buckets"),
     "wrap": Field("choice", "FSDP unit", ("layer", "none", "size")),
     "state_dict": Field("choice", "form of an FSDP checkpoint", ("full", "sharded"), nullable=True),

@@ -168,7 +168,7 @@ class Build:
         if trainable is None:
             trainable = self._trainable(name, adapter=adapter)
         dtype = dtype or self._dtype(name, trainable)
-        grad_dtype = (self.training.precision.gradients or dtype) if trainable else dtype
+        grad_dtype = (self.sharding.gradient or dtype) if trainable else dtype
         elements = prod(shape)
         size = elements * DTYPE_BYTES[dtype]
         base = not (adapter or self.reference)

@@ -12,6 +12,14 @@ from memlint.estimate.engine.pool import COMMUNICATION, GRADIENTS
 from memlint.estimate.engine.tape import Leaf, Node, Tape, Tensor
 from memlint.estimate.units import Unit
 
+_FINAL_NORM = r"\w+\.(norm|norm_f|ln_f|final_layer_?norm)"
+_EMBEDDING = r"(\w+\.)+(embed_tokens|embeddings|wte|embed_in|word_embeddings)"
+_TEXT_EMBEDDING = r"(\w+\.)*(language_model|text_model)\.(model\.)?(embed_tokens|embeddings|wte|word_embeddings)"
+
+_BESIDE_ATTENTION = r"model\.vision_(model|tower)\.(transformer\.)?encoder\.layers\.\d+\.(?!(self_attn|attention)\.).*"
+ATTENTION_ALONE = ("idefics2", "idefics3", "ovis2", "smolvlm")
+"""Types whose ``_no_split_modules`` name the attention of a tower's layers instead of the layers: transformers 5.24."""
+
 
 class FullyShard:
     """The hooks of ``fully_shard`` around every unit of one model, and the state that they share (FSDPCommContext)."""
@@ -31,6 +39,12 @@ class FullyShard:
         self.tied = False
         self.head: str | None = None
         """Module name of the output head."""
+        self.apart = False
+        """A tower runs between the embedding and the layers, and no final norm stands where accelerate looks for one:
+        the last unit is the head alone.
+        """
+        self.attention_alone = False
+        """Of a tower's layers only the attention is a unit, see :data:`ATTENTION_ALONE`."""
         self.order: list[Unit] = []
         """post_forward_order."""
         self.last: Tensor | None = None
@@ -44,11 +58,15 @@ class FullyShard:
         if self.tail is None:
             return None
         module = name.rpartition(".")[0]
-        if module == self.head or re.fullmatch(r"\w+\.(norm|norm_f|ln_f|final_layer_?norm)", module):
+        if module == self.head or (not self.apart and re.fullmatch(_FINAL_NORM, module)):
             return self.tail
-        if re.fullmatch(r"(\w+\.)+(embed_tokens|embeddings|wte|embed_in|word_embeddings)", module):
+        if re.fullmatch(_TEXT_EMBEDDING if self.apart else _EMBEDDING, module):
             return self.embedding or self.tail
         return None
+
+    def rests_in_root(self, name: str) -> bool:
+        """Whether a parameter of a layer belongs to no unit of that layer."""
+        return self.attention_alone and re.fullmatch(_BESIDE_ATTENTION, name) is not None
 
     def begin(self, f: Tape, root: Unit) -> None:
         """The forward begins: the root's own parameters, then the embedding's unit."""
@@ -61,10 +79,18 @@ class FullyShard:
 
     def before_layers(self, f: Tape, x: Tensor) -> Tensor:
         """The embedding is done: its unit is resharded and hooks its output."""
+        return x if self.apart else self.after_embedding(f, x)
+
+    def after_embedding(self, f: Tape, x: Tensor) -> Tensor:
+        """The embedding is done."""
         return x if self.embedding is None else self.post_forward(f, self.embedding, x)
 
     def after_layers(self, f: Tape, x: Tensor) -> Tensor:
         """The last unit begins with the final norm; a tied one began with the embedding, whose ids have no gradient."""
+        return x if self.apart else self.before_tail(f, x)
+
+    def before_tail(self, f: Tape, x: Tensor) -> Tensor:
+        """The last unit begins."""
         tail = self.tail
         if tail is None:
             return x

@@ -1,9 +1,9 @@
-"""Where a finished gradient goes in sharded training."""
+"""Where a finished gradient goes in sharded training, and FSDP1's hooks around a unit's backward."""
 
 from __future__ import annotations
 
 from memlint.estimate.engine.pool import GRADIENTS, rounded
-from memlint.estimate.engine.tape import Leaf, Tape, Tensor
+from memlint.estimate.engine.tape import Leaf, Node, Tape, Tensor
 from memlint.estimate.fully_shard import FullyShard
 from memlint.estimate.units import Unit
 
@@ -37,3 +37,17 @@ class Sink:
             elements *= side
         unit.gradient_elements += elements
         unit.shard_bytes += rounded(kept)
+
+
+def enter_backward(f: Tape, node: Node, grad: Tensor) -> tuple[Tensor]:
+    """The unit's backward begins: its parameters come together."""
+    sharding, unit = node.meta
+    sharding.gather(f, unit)
+    return (grad,)
+
+
+def leave_backward(f: Tape, node: Node, grad: Tensor) -> tuple[Tensor]:
+    """The unit's backward is done: its gradients are reduced."""
+    sharding, unit = node.meta
+    sharding.reduce_scatter(f, unit)
+    return (grad,)

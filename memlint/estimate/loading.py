@@ -13,7 +13,7 @@ from collections.abc import Iterable
 
 from memlint.estimate.records import Record
 from memlint.estimate.versions import before, version_of
-from memlint.job import TrainingJob
+from memlint.job import REPLICATED, TrainingJob
 
 ON_THE_FLY = ("nf4", "fp4", "int8")
 """bitsandbytes' formats: quantised while loading, unless the checkpoint is in them already."""
@@ -26,7 +26,7 @@ def most_while_loading(job: TrainingJob, records: Iterable[Record]) -> int:
         return 0
     if architecture is not None and architecture.quantization is not None:
         return 0
-    if job.parallelism.strategy not in ("none", "ddp"):
+    if job.parallelism.strategy not in REPLICATED:
         return 0  # sharded loading has ways of its own
     if not version_of(job, "transformers") or before(job, "transformers", 5) or not before(job, "transformers", 5, 4):
         return 0

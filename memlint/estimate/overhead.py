@@ -5,7 +5,7 @@ from __future__ import annotations
 from memlint.estimate.result import Overhead
 from memlint.hardware.overheads import device_overheads
 from memlint.hardware.target import Target
-from memlint.job import TrainingJob
+from memlint.job import REPLICATED, TrainingJob
 from memlint.records import dataclass
 
 INSIDE = ("cublas_workspace", "allocator_slack")
@@ -47,7 +47,7 @@ def device_interval(
         capability=target.compute_capability if target is not None else None,
         gpus=world,
         nodes=target.nodes if target is not None else 1,
-        sharded=job.parallelism.strategy not in ("none", "ddp"),
+        sharded=job.parallelism.strategy not in REPLICATED,
     )
     if replay is not None:
         overheads = tuple([_replayed(o, replay, overheads[0], allocated) for o in overheads])

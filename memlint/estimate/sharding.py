@@ -10,9 +10,9 @@ from math import prod
 from typing import Callable
 
 from memlint.estimate.engine.pool import COMMUNICATION, GRADIENTS, rounded
-from memlint.estimate.engine.tape import Leaf, Node, Tape, Tensor
+from memlint.estimate.engine.tape import Leaf, Tape, Tensor
 from memlint.estimate.fully_shard import FullyShard, padded
-from memlint.estimate.gradient_sink import Sink
+from memlint.estimate.gradient_sink import Sink, enter_backward, leave_backward
 from memlint.estimate.records import Record, Slot
 from memlint.estimate.units import Unit
 from memlint.estimate.zero import Zero
@@ -32,6 +32,7 @@ class Sharding:
     reduce: str
     """dtype in which gradients are reduced."""
     gradient: str | None
+    """dtype of a parameter's own gradient; None: as the parameter."""
     offload: str
     reshard: bool
     bucket_view: bool
@@ -67,16 +68,20 @@ class Sharding:
                 replicated=parallelism.strategy == "hsdp",
             )
             fully.keeps_gradients = parallelism.offload not in ("optimizer", "all")
+        zero = None
+        if kind in ("zero0", "zero1", "zero2", "zero3"):
+            divided = 1 if kind == "zero0" else divided
+            zero = Zero(job, int(kind[-1]), max(1, divided), compute)
         return cls(
             kind=kind,
             fully=fully,
             world=max(1, divided),
             compute=compute,
             reduce=compute,
-            gradient=precision.gradients,
+            gradient=precision.gradients if zero is None else "fp32" if zero.forms.leaves else None,
             offload=parallelism.offload,
             reshard=parallelism.reshard_after_forward,
-            zero=Zero(job, int(kind[-1]), max(1, divided), compute) if kind in ("zero1", "zero2", "zero3") else None,
+            zero=zero,
             bucket_view=parallelism.gradient_as_bucket_view,
             wrap=parallelism.wrap,
         )
@@ -118,6 +123,9 @@ class Sharding:
         DeepSpeed flattens everything into one partition, in fp32 when it keeps master weights (stage_1_and_2.py
         single_partition_of_fp32_groups); FSDP2 shards each tensor along its first dimension.
         """
+        if self.kind == "zero0":
+            # FP16_UnfusedOptimizer keeps an fp32 copy of each.
+            return [replace(s, dtype="fp32", grad_dtype="fp32") for s in slots] if master else slots
         if self.deepspeed:
             total = sum(s.numel * s.count for s in slots)
             if not total:
@@ -135,8 +143,10 @@ class Sharding:
 
     def gradient_bytes(self, slots: list[Slot]) -> int:
         """Bytes of all gradients as they rest on one GPU between backward and step."""
+        if self.zero is not None and self.zero.whole_gradients is not None and self.zero.whole_gradients.at_once:
+            return 0
         if self.kind in ("zero2", "zero3", "fsdp"):
-            if self.host_states:
+            if self.host_states and (self.zero is None or self.zero.reduction is None or not self.zero.forms.compact):
                 return 0
             if self.zero is not None:
                 return rounded(self.zero.part_bytes)
@@ -173,17 +183,17 @@ class Sharding:
         self.units.append(self.current)
         return self.current
 
-    def carve(self, *, tied: bool, head: str | None) -> None:
+    def carve(self, *, tied: bool, head: str | None, apart: bool = False) -> None:
         """Give embedding and tail units of their own, as accelerate does for a model with an output head ``head``.
 
         accelerate 1.15 utils/fsdp_utils.py fsdp2_prepare_model: the input embedding; the final norm with the output
-        head (and a tied embedding), which stays gathered; the root keeps the rest.
+        head (and a tied embedding), which stays gathered; the root keeps the rest. ``apart``: see FullyShard.
         """
         fully = self.fully
         if fully is None or self.wrap != "layer":
             return
         root = self.current
-        fully.tied = tied
+        fully.tied, fully.apart = tied, apart
         fully.tail = self.unit()
         fully.embedding = None if tied else self.unit()
         fully.head = head
@@ -201,6 +211,8 @@ class Sharding:
         unit = self.current
         elements = prod(shape)
         times = count if unit is self.units[0] else 1
+        if self.fully is not None and unit is not None and self.fully.rests_in_root(name):
+            unit, times = self.units[0], unit.count
         if self.zero is not None:
             for _ in range(times):
                 self.zero.adopt(None if unit is self.units[0] else unit, elements, compute_bytes, leaf)
@@ -229,13 +241,13 @@ class Sharding:
         self.gather(f, unit)
         if f.needs(x):
             through = Tensor(x.shape, x.dtype, x.storage)
-            x = f.record(through, _leave_backward, (x,), (), (self, unit))
+            x = f.record(through, leave_backward, (x,), (), (self, unit))
         out = block(f, x, *others)
         del x
         if self.reshard:
             unit.buffer = None
         if f.needs(out):
-            out = f.record(Tensor(out.shape, out.dtype, out.storage), _enter_backward, (out,), (), (self, unit))
+            out = f.record(Tensor(out.shape, out.dtype, out.storage), enter_backward, (out,), (), (self, unit))
         return out
 
     def begin(self, f: Tape, root: Unit) -> None:
@@ -282,15 +294,3 @@ class Sharding:
                 f.kept.append(kept)
             del flat
         unit.buffer = None
-
-
-def _enter_backward(f: Tape, node: Node, grad: Tensor) -> tuple[Tensor]:
-    sharding, unit = node.meta
-    sharding.gather(f, unit)
-    return (grad,)
-
-
-def _leave_backward(f: Tape, node: Node, grad: Tensor) -> tuple[Tensor]:
-    sharding, unit = node.meta
-    sharding.reduce_scatter(f, unit)
-    return (grad,)

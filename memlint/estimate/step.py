@@ -97,6 +97,9 @@ class Prepared:
         states = state_bytes(training.optimizer, self.slots, training.precision.optimizer)
         if self.master:
             states += sum([s.count * rounded(4 * s.numel) for s in self.slots])
+        elif sharding.deepspeed and sharding.kind != "zero0":
+            # single_partition_of_fp32_groups and fp32_partitioned_groups_flat are copies whatever their dtype.
+            states += sum([s.count * s.bytes for s in self.slots])
         # Paged states live in unified memory and are evicted under pressure; they are counted on the device until then.
         self.host = states if sharding.host_states or training.optimizer.startswith("paged-") else 0
         self.states = 0 if sharding.host_states else states
@@ -104,6 +107,9 @@ class Prepared:
         self.communication = sharding.static_communication(self.trained)
         self.gradients = sharding.gradient_bytes(self.trained)
         zero = sharding.zero
+        always = zero.whole_gradients.always if zero is not None and zero.whole_gradients is not None else 0
+        self.sums = always
+        """Of DeepSpeed's own sums of gradients, which are there through the whole step."""
         # Stage 3 makes the tensor of its part of the gradients once (stage3.py grad_partitions_flat_buffer).
         rest = training.gradient_accumulation_steps > 1 or (zero is not None and zero.stage == 3)
         self.gradients_rest = rest and not training.optimizer_in_backward
@@ -140,6 +146,7 @@ class Prepared:
         pool.add(self.parameters, PARAMETERS)
         pool.add(self.states, OPTIMIZER)
         pool.add(self.communication, COMMUNICATION)
+        pool.add(self.sums, GRADIENTS)
         timeline: list[PhasePeak] = []
         one_kernel: list[PhasePeak] = []
         if training.objective == "ppo":
@@ -195,7 +202,8 @@ class Prepared:
         else:
             pool.touch(temporary, TEMPORARIES)
         _phase(tape, "optimizer", timeline, one_kernel)
-        static = {"parameters": self.parameters, "gradients": self.gradients, "optimizer_states": self.states}
+        gradients = self.gradients + self.sums
+        static = {"parameters": self.parameters, "gradients": gradients, "optimizer_states": self.states}
         host, asked = self.host + tape.host_bytes, frozenset(env.asked)
         return Step(build, timeline, static, forward_end, host, one_kernel, asked, asked - env.kernels)
 

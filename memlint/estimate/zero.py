@@ -4,7 +4,8 @@ Source: DeepSpeed 0.19.8 runtime/zero, functions and files of which the comments
 GPU's memory there: ``allgather_bucket_size`` (runtime/utils.py all_gather_dp_groups gathers into the flat parameters
 themselves, in one call or in views of them), ``allgather_partitions`` (engine.py zero_allgather_partitions, which
 nothing calls), and ``overlap_comm`` in stage 3 (stage3.py: another stream, no second buffer). ``round_robin_gradients``
-only gives the ranks other parameters (stage_1_and_2.py _round_robin_reorder), which is not followed.
+only gives the ranks other parameters (stage_1_and_2.py _round_robin_reorder), which is not followed. How a gradient's
+dtype changes on its way: :mod:`memlint.estimate.zero_settings`.
 """
 
 from __future__ import annotations
@@ -13,21 +14,26 @@ from math import prod
 from typing import Sequence
 
 from memlint.estimate.engine.pool import COMMUNICATION, GRADIENTS, PARAMETERS, TEMPORARIES, Pool, rounded
-from memlint.estimate.engine.tape import Leaf, Node, Tape, Tensor
+from memlint.estimate.engine.tape import Leaf, Tape, Tensor
 from memlint.estimate.records import Slot
 from memlint.estimate.units import Unit
-from memlint.estimate.zero_gather import Item, Limits, gathered_bytes
+from memlint.estimate.zero_gather import Item, gathered_bytes
+from memlint.estimate.zero_hooks import Sink, left, turned
 from memlint.estimate.zero_partition import Parts, in_order, largest_sub_group
-from memlint.estimate.zero_reduce import Reduction, Scatter
-from memlint.job import Parallelism, TrainingJob
+from memlint.estimate.zero_reduce import Reduction
+from memlint.estimate.zero_scatter import Scatter
+from memlint.estimate.zero_settings import (
+    BUCKET_ELEMENTS,
+    PERSISTENT_ELEMENTS,
+    SUB_GROUP_ELEMENTS,
+    elements_of,
+    forms_of,
+    limits_of,
+)
+from memlint.estimate.zero_whole import Whole
+from memlint.job import TrainingJob
 from memlint.units import DTYPE_BYTES
 
-BUCKET_ELEMENTS = 500_000_000
-"""reduce_bucket_size: runtime/zero/config.py, DeepSpeed 0.19.8."""
-PERSISTENT_ELEMENTS = 100_000
-"""stage3_param_persistence_threshold, same file."""
-SUB_GROUP_ELEMENTS = 1_000_000_000
-"""sub_group_size, same file."""
 NORM_BYTES = 8
 """Norms of gradients are taken in fp64: runtime/zero/utils.py get_norm_dtype."""
 NORM_PART = 250_000_000
@@ -35,20 +41,23 @@ NORM_PART = 250_000_000
 
 
 class Zero:
-    """The buffers of DeepSpeedZeroOptimizer (stages 1 and 2) or DeepSpeedZeroOptimizer_Stage3 through one step."""
+    """The buffers of DeepSpeedZeroOptimizer (stages 1 and 2) or DeepSpeedZeroOptimizer_Stage3 through one step.
 
-    def __init__(self, job: TrainingJob, stage: int, world: int, reduce: str) -> None:
-        """``reduce``: dtype in which gradients are reduced; ``world``: ranks that share the states."""
+    Stage 0 is a run without ZeRO, whose gradients DeepSpeed averages and steps all the same.
+    """
+
+    def __init__(self, job: TrainingJob, stage: int, world: int, weights: str) -> None:
+        """``weights``: dtype of what trains; ``world``: ranks that share the states."""
         parallelism = job.parallelism
         hidden = job.architecture.hidden_size if job.architecture is not None else 0
         self.stage = stage
         self.world = world
-        self.reduce = reduce
+        self.forms = forms = forms_of(job, stage, weights)
         self.offloads = parallelism.offload in ("optimizer", "all")
-        self.capacity = _elements(parallelism.reduce_bucket_elements, hidden**2, BUCKET_ELEMENTS)
-        self.threshold = _elements(parallelism.persistence_threshold_elements, 10 * hidden, PERSISTENT_ELEMENTS)
-        self.sub_group = _elements(parallelism.sub_group_elements, 0, SUB_GROUP_ELEMENTS)
-        self.limits = _limits(parallelism, hidden)
+        self.capacity = elements_of(parallelism.reduce_bucket_elements, hidden**2, BUCKET_ELEMENTS)
+        self.threshold = elements_of(parallelism.persistence_threshold_elements, 10 * hidden, PERSISTENT_ELEMENTS)
+        self.sub_group = elements_of(parallelism.sub_group_elements, 0, SUB_GROUP_ELEMENTS)
+        self.limits = limits_of(parallelism, hidden)
         # overlap_comm unset means true for stage 3 only (config.py overlap_comm_valid), where it makes no buffer;
         # stage_1_and_2.py: contiguous_gradients or cpu_offload.
         contiguous = parallelism.contiguous_gradients is not False or (stage < 3 and self.offloads)
@@ -57,13 +66,16 @@ class Zero:
         self.tied = bool(job.architecture is not None and job.architecture.tie_word_embeddings)
         # A rank alone gathers nothing: NoGatherHandle takes the partition itself, unless that rests on the host.
         self.gathers = stage == 3 and (world > 1 or parallelism.offload in ("parameters", "all"))
-        self.scatter = Scatter(world, self.capacity, buffered=contiguous)
+        self.scatter = Scatter(world, self.capacity, forms, DTYPE_BYTES[weights], buffered=contiguous)
+        self.whole_gradients: Whole | None = None
         self.reduction: Reduction | None = None
-        if stage < 3:
-            self.reduction = Reduction(stage, world, self.capacity, reduce)
+        if forms.whole:
+            self.whole_gradients = Whole(stage, forms, at_once=parallelism.immediate_gradients)
+        elif stage < 3:
+            self.reduction = Reduction(stage, world, self.capacity, forms)
             self.reduction.buffers = self.buffers
             self.reduction.overlaps = bool(parallelism.overlap_comm)
-            self.reduction.keeps_nothing = self.offloads
+            self.reduction.keeps_nothing = self.offloads and not forms.compact
             self.reduction.accumulates = job.training.gradient_accumulation_steps > 1
         self.blocks: list[tuple[Unit | None, list[Item]]] = []
         """Parameters in the order in which the model is built; None: outside all layers."""
@@ -109,14 +121,14 @@ class Zero:
             self.trained.append((count, []))
         place = sum([times * sum(period) for times, period in self.trained[:-1]]) + sum(self.trained[-1][1])
         self.trained[-1][1].append(elements)
-        if leaf.sink is not None:
+        if leaf.sink is not None or (self.whole_gradients is not None and not self.whole_gradients.at_once):
             return
-        leaf.sink = _Sink(self, unit).take
+        leaf.sink = Sink(self, unit).take
         if self.tied and unit is None and self.shared is None:
             self.shared = leaf
         if self.reduction is not None:
             self.reduction.watch(leaf, unit, place, elements)
-        else:
+        elif self.whole_gradients is None:
             self.scatter.watch(unit, elements)
 
     def settle(self, slots: Sequence[Slot]) -> None:
@@ -125,13 +137,15 @@ class Zero:
         self.trainable = sum(sizes)
         self.largest = max([0, *sizes])
         self.size = DTYPE_BYTES[slots[0].grad_dtype] if slots else 0
-        self.scatter.size, self.scatter.total = DTYPE_BYTES[self.reduce], self.trainable
-        if self.reduction is not None:
-            parts = self.reduction.parts = Parts(sizes, self.world)
-            self.reduction.size = self.size
-            self.part_bytes = parts.largest * self.size
+        self.scatter.total = self.trainable
+        if self.whole_gradients is not None:
+            self.whole_gradients.settle(sizes, slots)
+        elif self.reduction is not None:
+            self.reduction.settle(Parts(sizes, self.world), self.size)
+            self.part_bytes = self.reduction.kept
         else:
-            self.part_bytes = self.size * sum([-(-elements // self.world) for elements in sizes])
+            size = DTYPE_BYTES[self.forms.summed] if slots else 0
+            self.part_bytes = size * sum([-(-elements // self.world) for elements in sizes])
             self.sub_group_part = largest_sub_group(sizes, self.sub_group, self.world)
         if self.gathers:
             blocks = tuple([(tuple(items), unit.count if unit else 1, unit is not None) for unit, items in self.blocks])
@@ -146,7 +160,9 @@ class Zero:
         if not self.trainable:
             return 0
         elements = self.buffers * self.capacity if self.stage == 3 else self.largest * self.offloads
-        return rounded(elements * DTYPE_BYTES[self.reduce])
+        if self.whole_gradients is not None:
+            return 0
+        return rounded(elements * DTYPE_BYTES[self.forms.bucket])
 
     def begin(self, f: Tape) -> None:
         """The forward begins."""
@@ -161,10 +177,10 @@ class Zero:
 
     def before_layers(self, f: Tape, x: Tensor) -> Tensor:
         """Hook what the layers are given, to know when the backward is done with them."""
-        if (self.world == 1 and not self.gathers) or not f.needs(x):
+        if (self.world == 1 and not self.gathers) or self.whole_gradients is not None or not f.needs(x):
             return x
         self.entered += 1
-        return f.record(Tensor(x.shape, x.dtype, x.storage), _left, (x,), (), self)
+        return f.record(Tensor(x.shape, x.dtype, x.storage), left, (x,), (), self)
 
     def left(self, f: Tape) -> None:
         """The backward is done with these layers."""
@@ -179,7 +195,7 @@ class Zero:
     def after_layers(self, f: Tape, x: Tensor) -> Tensor:
         """Hook what the layers hand to the head, to know when the backward comes back from there."""
         through = Tensor(x.shape, x.dtype, x.storage)
-        return f.record(through, _turned, (x,), (), self) if f.needs(x) else x
+        return f.record(through, turned, (x,), (), self) if f.needs(x) and self.whole_gradients is None else x
 
     def turned(self, f: Tape) -> None:
         """The head's backward is done."""
@@ -197,6 +213,8 @@ class Zero:
             f.pool.touch(NORM_BYTES * part, COMMUNICATION)
         if leaf is self.shared:
             self._add_up(f, grad, unit)
+        elif self.whole_gradients is not None:
+            self.whole_gradients.take(f, leaf, grad)
         elif self.reduction is not None:
             self.reduction.take(f, leaf, grad, unit)
         else:
@@ -219,7 +237,9 @@ class Zero:
             self.partial = self.shared = None
             self.take(f, leaf, grad, unit)
             del grad
-        if self.reduction is not None:
+        if self.whole_gradients is not None:
+            self.whole_gradients.finish(f)
+        elif self.reduction is not None:
             self.reduction.finish(f, leaves, resting)
         elif self.scatter.members:
             self.scatter.reduce(f)
@@ -228,8 +248,10 @@ class Zero:
     def norm(self, pool: Pool) -> None:
         """get_grad_norm_direct, before every step: this rank's largest gradient in fp64."""
         pool.add(-self.persistent, PARAMETERS)
-        if self.reduction is not None and not self.offloads:
-            pool.touch(self.reduction.parts.norm_bytes(self.size, NORM_BYTES) - self.part_bytes, TEMPORARIES)
+        if self.whole_gradients is not None:
+            self.whole_gradients.norm(pool)
+        elif self.reduction is not None and not self.offloads:
+            pool.touch(self.reduction.norm_bytes(NORM_BYTES) - self.part_bytes, TEMPORARIES)
         elif self.trainable and not self.offloads:
             pool.touch(NORM_BYTES * -(-self.largest // self.world), TEMPORARIES)
 
@@ -245,56 +267,21 @@ class Zero:
         stage_1_and_2.py single_grad_partition, which then frees the partition; stage3.py
         _prepare_fp32_grad_for_sub_group, which keeps it.
         """
+        if self.whole_gradients is not None:
+            self.whole_gradients.step(pool, slots, temporary, master=master)
+            return
         if self.offloads or not self.trainable:
             return
         elements = sum([slot.numel for slot in self.updated(slots)])
-        flat = rounded(elements * self.size)
-        size = DTYPE_BYTES["fp32"] if master else self.size
-        converted = rounded(elements * size) if size != self.size else 0
-        pool.touch(flat + converted, TEMPORARIES)
+        had = DTYPE_BYTES[self.forms.summed]
+        flat = rounded(elements * had)
+        size = DTYPE_BYTES["fp32"] if master else had
+        converted = rounded(elements * size) if size != had else 0
         freed = rounded(self.part_bytes) if self.stage < 3 else 0
+        if self.reduction is not None and self.forms.compact:
+            # _get_preflattened_grad_partition: it is flat, and in the masters' dtype.
+            flat = converted = freed = 0
+        pool.touch(flat + converted, TEMPORARIES)
         pool.add(-freed, GRADIENTS)
         pool.touch((converted or flat) + temporary, TEMPORARIES)
         pool.add(freed, GRADIENTS)
-
-
-def _left(f: Tape, node: Node, grad: Tensor) -> tuple[Tensor]:
-    node.meta.left(f)
-    return (grad,)
-
-
-class _Sink:
-    """Takes a parameter's gradient; knows its layer."""
-
-    __slots__ = ("unit", "zero")
-
-    def __init__(self, zero: Zero, unit: Unit | None) -> None:
-        self.zero = zero
-        self.unit = unit
-
-    def take(self, f: Tape, leaf: Leaf, grad: Tensor) -> None:
-        self.zero.take(f, leaf, grad, self.unit)
-
-
-def _turned(f: Tape, node: Node, grad: Tensor) -> tuple[Tensor]:
-    node.meta.turned(f)
-    return (grad,)
-
-
-def _elements(stated: int | None, automatic: int, default: int) -> int:
-    """A size in elements; ``auto`` (-1) is what the Hugging Face integration makes of the hidden size.
-
-    transformers 5.24 integrations/deepspeed.py trainer_config_finalize.
-    """
-    if stated == -1 and automatic:
-        return automatic
-    return default if stated is None or stated < 0 else stated
-
-
-def _limits(parallelism: Parallelism, hidden: int) -> Limits:
-    default = Limits()
-    return Limits(
-        _elements(parallelism.prefetch_bucket_elements, int(0.9 * hidden * hidden), default.prefetch),
-        _elements(parallelism.max_live_elements, 0, default.live),
-        _elements(parallelism.max_reuse_elements, 0, default.reuse),
-    )

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Sequence
 
 from memlint.estimate.records import Slot
+from memlint.estimate.zero_settings import Forms
 
 
 def in_order(groups: Sequence[tuple[int, Sequence[int]]], slots: Sequence[Slot]) -> list[int]:
@@ -67,39 +68,69 @@ class Parts:
         """Whether ``begin`` to ``end`` in the flat order belongs to more than one rank."""
         return end > begin and begin // self.share != (end - 1) // self.share
 
-    def copied(self, bucket: Sequence[tuple[int, int]], capacity: int) -> int:
-        """What allreduce_bucket flattens of a bucket's parameters, (place in the flat order, elements): the slices of
-        several ranks, neighbours of one rank taken together, in calls that close with the slice that exceeds the
-        bucket; one slice alone is not copied.
+    def transferred(
+        self,
+        bucket: Sequence[tuple[int, int]],
+        capacity: int,
+        size: int,
+        forms: Forms,
+        rank: int | None,
+        *,
+        apart: bool,
+    ) -> int:
+        """Bytes that allreduce_bucket copies of a bucket's parameters, (place in the flat order, elements).
+
+        It flattens, at ``size`` bytes an element, the slices of several ranks, neighbours of one rank taken together,
+        in calls that close with the slice that exceeds the bucket; one slice alone is not copied. What the wire has in
+        another dtype is cast. ``rank`` keeps its slices apart and adds them to its part; None: it copies them later.
+        ``apart``: whole gradients go instead, in one call (buffered_reduce_fallback).
         """
-        slices: list[int] = []
+        calls: list[list[int]] = [[]]
+        added = filled = 0
         before = -1
         for begin, elements in bucket:
             end = begin + elements
             while begin < end:
-                rank = begin // self.share
-                size = min(end, (rank + 1) * self.share) - begin
-                if rank == before:
-                    slices[-1] += size
+                owner = begin // self.share
+                part = min(end, (owner + 1) * self.share) - begin
+                if owner == rank:
+                    added = max(added, part)
+                joins = begin > end - elements if apart else owner == before and owner != rank and bool(calls[-1])
+                if joins:
+                    calls[-1][-1] += part
                 else:
-                    slices.append(size)
-                before = rank
-                begin += size
-        largest = members = call = 0
-        for place, size in enumerate(slices, 1):
-            call += size
-            members += 1
-            if call > capacity or place == len(slices):
-                largest = max(largest, call if members > 1 else 0)
-                call = members = 0
-        return largest
+                    if not apart and filled > capacity:
+                        calls.append([])
+                        filled = 0
+                    calls[-1].append(part)
+                filled += part
+                before = owner
+                begin += part
+        most = 0
+        for call in calls:
+            flat = sum(call) * size if len(call) > 1 else 0
+            cast = sum(call) * forms.wire_bytes
+            most = max(most, flat + cast, (cast or flat) + added * forms.summed_bytes)
+        return most
+
+    def unowned(self, capacity: int) -> list[int]:
+        """Of each rank: elements of the parameters larger than ``capacity`` that it owns nothing of."""
+        owned = [0] * len(self.owned)
+        begin = total = 0
+        for elements in self.sizes:
+            if elements > capacity:
+                total += elements
+                for rank in range(begin // self.share, (begin + elements - 1) // self.share + 1):
+                    owned[rank] += elements
+            begin += elements
+        return [total - elements for elements in owned]
 
     def norm_bytes(self, size: int, norm: int) -> int:
         """The most of a rank's gradients, of ``size`` bytes an element, and a copy of one of them, of ``norm``."""
         return max([0, *[whole * size + most * norm for whole, most in self.owned]])
 
 
-def reduced_at_once(parts: Parts, capacity: int, size: int, *, buffered: bool, kept: int) -> int:
+def reduced_at_once(parts: Parts, capacity: int, size: int, forms: Forms, *, buffered: bool, kept: int) -> int:
     """Bytes that reduce_gradients has more at its peak than all gradients and its buckets take: stage 1, at the last
     micro batch, without overlap_comm. ``size``: of an element; ``kept``: bytes of the first rank's own part.
 
@@ -109,11 +140,15 @@ def reduced_at_once(parts: Parts, capacity: int, size: int, *, buffered: bool, k
     more = highest = begin = place = members = 0
     allotted = False
     own = min(parts.share, parts.total)
+    rank = 0 if forms.compact else None
+    bucket: list[tuple[int, int]] = []
     for elements in (*parts.sizes, 0):
         filled = place - begin
         if members and (filled + elements > capacity or not elements):
-            copied = parts.copied([(begin, filled)], capacity) if buffered else filled * (members > 1)
-            highest = max(highest, more + copied * size)
+            if forms.compact and begin < own and not allotted:
+                allotted = True
+                more += kept
+            highest = max(highest, more + parts.transferred(bucket, capacity, size, forms, rank, apart=not buffered))
             if buffered and begin < own:
                 if not allotted:
                     allotted = True
@@ -122,6 +157,8 @@ def reduced_at_once(parts: Parts, capacity: int, size: int, *, buffered: bool, k
                 if filled > capacity:
                     more -= filled * size
             begin, members = place, 0
+            bucket.clear()
+        bucket.append((place, elements))
         place += elements
         members += 1
         if buffered and elements <= capacity:

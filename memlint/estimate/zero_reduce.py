@@ -14,17 +14,19 @@ from memlint.estimate.engine.pool import COMMUNICATION, GRADIENTS, rounded
 from memlint.estimate.engine.tape import Leaf, Tape, Tensor
 from memlint.estimate.units import Unit
 from memlint.estimate.zero_partition import Parts, reduced_at_once
+from memlint.estimate.zero_settings import Forms
+from memlint.units import DTYPE_BYTES
 
 
 class Reduction:
     """Gradients of one backward on their way into a rank's part."""
 
-    def __init__(self, stage: int, world: int, capacity: int, dtype: str) -> None:
-        """``capacity``: elements of a bucket; ``dtype``: in which gradients are reduced."""
+    def __init__(self, stage: int, world: int, capacity: int, forms: Forms) -> None:
+        """``capacity``: elements of a bucket."""
         self.stage = stage
         self.world = world
         self.capacity = capacity
-        self.dtype = dtype
+        self.forms = forms
         self.size = 0
         """Bytes of a gradient's element."""
         self.buffers = 1
@@ -34,11 +36,17 @@ class Reduction:
         """The optimizer is on the host."""
         self.accumulates = False
         self.parts = Parts((), world)
+        self.first = self.last = self.kept = 0
+        """Bytes that the first, the last and the fullest rank keep."""
+        self.rank: int | None = None
+        """The rank whose backward it is, where that makes a difference to what is copied."""
+        self.exceeds = False
+        """Whether a gradient is larger than a bucket."""
         self.sinks: list[Leaf] = []
         self.places: dict[int, int] = {}
         """id of a leaf -> where it begins in the flat order (the first of equal ones)."""
         self.layers: dict[int, list[int]] = {}
-        """id of a unit -> where it begins, and elements of it that train."""
+        """id of a unit -> where it begins, elements of it that train, and the most of one parameter."""
         self.bucket: Tensor | None = None
         self.partition: Tensor | None = None
         self.waiting: list[tuple[Tensor | None, int, bool]] = []
@@ -51,12 +59,34 @@ class Reduction:
         self.members: list[tuple[int, int]] = []
         """Places and elements of what is in the bucket."""
         self.inside: Unit | None = None
-        self.copies = False
-        """Whether a bucket that is full in one of the equal layers belongs to several ranks."""
+        self.full = self.copies = False
+        """Whether a bucket is full in one of the equal layers, and whether it then belongs to several ranks."""
         self.filled = self.copied = self.resting = 0
-        """Elements in the bucket, those that the last reduction copied, and bytes of earlier micro batches' gradients
+        """Elements in the bucket, bytes that the last reduction copied, and bytes of earlier micro batches' gradients
         that have gone into buckets.
         """
+
+    def settle(self, parts: Parts, size: int) -> None:
+        """The model is built; ``size``: bytes of a gradient's element."""
+        self.parts, self.size = parts, size
+        if self.forms.compact:
+            self.first = self.last = self.kept = parts.share * DTYPE_BYTES[self.forms.summed] * bool(parts.total)
+            self.rank = len(parts.owned) - 1
+        else:
+            self.first, self.last, self.kept = parts.first * size, parts.last * size, parts.largest * size
+
+    def norm_bytes(self, norm: int) -> int:
+        """A rank's gradients, and the copy of one of them, of ``norm`` bytes an element, of which its norm is taken."""
+        if not self.forms.compact:
+            return self.parts.norm_bytes(self.size, norm)
+        left = [self.parts.total] * len(self.parts.owned) if self.forms.leaves else [0] * len(self.parts.owned)
+        held = 0
+        if self.forms.leaves and self.buffers:
+            # In fp32, of what others own: too large for a bucket, or a view of one. They stay until step has taken the
+            # norm (grad_accum; _clear_param_grad_only, free_grad_in_param_list).
+            left, held = self.parts.unowned(self.capacity), self.buffers * self.capacity * (self.world > 1)
+        ranks = [most * norm + size * self.size for (_, most), size in zip(self.parts.owned, left)]
+        return self.kept + rounded(held * self.size) + max([0, *ranks])
 
     @property
     def on_the_way(self) -> bool:
@@ -66,14 +96,17 @@ class Reduction:
     @property
     def whole(self) -> bool:
         """Whether every layer must be run: what stays of it depends on its place."""
-        return self.on_the_way and not self.buffers
+        return self.on_the_way and (not self.buffers or (self.forms.compact and self.stage == 2 and self.exceeds))
 
     def watch(self, leaf: Leaf, unit: Unit | None, place: int, elements: int) -> None:
         """Note a parameter that trains; ``unit``: its layer; ``place``: where it begins in the flat order."""
         self.sinks.append(leaf)
+        self.exceeds = self.exceeds or elements > self.capacity
         self.places[id(leaf)] = place
         if unit is not None:
-            self.layers.setdefault(id(unit), [place, 0])[1] += elements
+            layer = self.layers.setdefault(id(unit), [place, 0, 0])
+            layer[1] += elements
+            layer[2] = max(layer[2], elements)
 
     def begin(self, f: Tape) -> None:
         """The forward: in stage 1 setup_buckets was in the first micro batch's backward, and the buckets are there
@@ -92,18 +125,19 @@ class Reduction:
 
     def left(self, f: Tape) -> None:
         """The backward is done with the layers: every rank has what it owns of them, the fullest most."""
-        more = (self.parts.largest - self.parts.last) * self.size
+        more = self.kept - self.last if self.buffers else (self.parts.largest - self.parts.last) * self.size
         if more and (self.partition is not None or (self.stage == 2 and not self.buffers)):
             self.staying.append(f.new((more,), "uint8", GRADIENTS))
 
     def _make_buckets(self, f: Tape) -> None:
         if self.bucket is None and self.buffers and f.pool.repeat is None:
-            self.bucket = f.new((self.buffers * self.capacity,), self.dtype, COMMUNICATION)
+            self.bucket = f.new((self.buffers * self.capacity,), self.forms.bucket, COMMUNICATION)
 
     def _make_partition(self, f: Tape) -> None:
         """copy_grads_in_partition, at the first gradient of its own that a rank has reduced."""
-        if self.partition is None and not self.keeps_nothing and f.pool.repeat is None:
-            self.partition = f.new((self.parts.last * self.size,), "uint8", GRADIENTS)
+        rests = self.forms.compact and self.accumulates and self.stage == 2
+        if self.partition is None and not self.keeps_nothing and not rests and f.pool.repeat is None:
+            self.partition = f.new((self.last,), "uint8", GRADIENTS)
 
     def take(self, f: Tape, leaf: Leaf, grad: Tensor, unit: Unit | None) -> None:
         """process_gradients: a parameter's gradient is complete."""
@@ -130,13 +164,16 @@ class Reduction:
 
     def _take_of_many(self, f: Tape, elements: int, grad: Tensor, unit: Unit) -> None:
         """One layer is run for several, and the bucket may be full at any parameter of any of them."""
-        begin, span = self.layers[id(unit)]
+        begin, span, most = self.layers[id(unit)]
         span *= unit.count
         if self.inside is not unit:
             self.inside = unit
-            self.copies = self.filled + span > self.capacity and self.parts.crosses(begin, begin + span)
-        if self.copies:
-            f.pool.touch(min(self.capacity, self.parts.total) * self.size, COMMUNICATION)
+            self.full = self.filled + span > self.capacity
+            self.copies = self.forms.compact or self.parts.crosses(begin, begin + span)
+        if self.full:
+            copied = min(self.capacity, self.parts.total)
+            flat, cast = copied * self.size * self.copies, copied * self.forms.wire_bytes
+            f.pool.touch(max(flat + cast, (cast or flat) + most * self.forms.summed_bytes), COMMUNICATION)
         self.waiting.clear()
         self.filled = (self.filled + elements * unit.count) % self.capacity if self.capacity else 0
         self.members = [(begin, self.filled)]
@@ -170,18 +207,21 @@ class Reduction:
         parts = self.parts
         if self.overlaps:
             self.leaving.clear()
-        if self.buffers:
-            copied = parts.copied(self.members, self.capacity)
-        else:
-            copied = self.filled if len(self.members) > 1 else 0
-        f.pool.touch(copied * self.size, COMMUNICATION)
-        self.copied = copied
-        if self.buffers and max(map(sum, self.members)) > parts.last_begin:
+        own = max(map(sum, self.members)) > parts.last_begin
+        if own and self.forms.compact:
+            self._make_partition(f)
+        self.copied = parts.transferred(
+            self.members, self.capacity, self.size, self.forms, self.rank, apart=not self.buffers
+        )
+        f.pool.touch(self.copied, COMMUNICATION)
+        if own and self.buffers:
             self._make_partition(f)
         for grad, elements, owned in self.waiting:
             if self.buffers and (owned or self.stage == 2):
                 if owned:
                     self._leave_rest(f, elements, 1)
+                if owned and grad is not None and self.forms.compact and not self.forms.leaves:
+                    self.staying.append(grad)
             elif grad is not None and (owned or self.stage == 1):
                 self.staying.append(grad)
             elif grad is not None and self.overlaps:
@@ -198,26 +238,28 @@ class Reduction:
             return
         here = sum([held.storage.size for held in self.staying if held.storage is not None])
         here += sum([elements * self.size for _, elements, _ in self.waiting])
-        here += self.parts.last * self.size if self.partition is not None else 0
+        here += self.last if self.partition is not None else 0
         begin = there = 0
         for place, elements in enumerate(self.parts.sizes):
             if elements > self.capacity and (begin >= self.parts.share or not place):
                 there += elements * self.size
             begin += elements
-        there += self.parts.first * self.size + (self.copied * self.size if self.waiting else 0)
+        if self.forms.compact:
+            there = max([0, *self.parts.unowned(self.capacity)]) * self.size
+        there += self.first + (self.copied if self.waiting else 0)
         f.pool.touch(max(0, there - here), COMMUNICATION)
 
     def finish(self, f: Tape, leaves: Sequence[Leaf], resting: int) -> None:
         """The epilogue; ``resting``: bytes of gradients that were there before the backward."""
-        kept = self.parts.largest * self.size
+        kept = self.kept
         if self.on_the_way:
             self._on_the_first_rank(f)
             if self.members:
                 self._reduce(f)
         else:
-            own = 0 if self.keeps_nothing else self.parts.first * self.size
+            own = 0 if self.keeps_nothing else self.first
             buffered = bool(self.buffers)
-            more = reduced_at_once(self.parts, self.capacity, self.size, buffered=buffered, kept=own)
+            more = reduced_at_once(self.parts, self.capacity, self.size, self.forms, buffered=buffered, kept=own)
             f.pool.touch(max(0, more), COMMUNICATION)
             for leaf in leaves:
                 leaf.grad = None
@@ -229,68 +271,3 @@ class Reduction:
             f.pool.add((0 if self.keeps_nothing else kept) - (resting - self.resting), GRADIENTS)
         elif not self.accumulates and not self.keeps_nothing:
             f.pool.add(kept, GRADIENTS)
-
-
-class Scatter:
-    """Stage 3: gradients go through one bucket, which lives as long as the optimizer, into a rank's flat shares.
-
-    Source: runtime/zero/stage3.py, __add_grad_to_ipg_bucket and __reduce_and_partition_ipg_grads, and runtime/comm/
-    coalesced_collectives.py, reduce_scatter_coalesced.
-    """
-
-    def __init__(self, world: int, capacity: int, *, buffered: bool) -> None:
-        """``capacity``: elements of the bucket; ``buffered``: contiguous_gradients."""
-        self.world = world
-        self.capacity = capacity
-        self.whole = not buffered
-        """Every layer must be run: gradients wait where they are."""
-        self.size = self.total = 0
-        self.layers: dict[int, int] = {}
-        """id of a unit -> elements of it that train."""
-        self.waiting: list[Tensor] = []
-        self.members: list[int] = []
-        self.filled = 0
-        self.inside: Unit | None = None
-        self.copies = False
-
-    def watch(self, unit: Unit | None, elements: int) -> None:
-        """Note a parameter that trains; ``unit``: its layer."""
-        if unit is not None:
-            self.layers[id(unit)] = self.layers.get(id(unit), 0) + elements
-
-    def take(self, f: Tape, leaf: Leaf, grad: Tensor, unit: Unit | None) -> None:
-        """reduce_independent_p_g_buckets_and_remove_grads: a parameter's gradient is complete."""
-        elements = prod(leaf.shape)
-        many = unit is not None and f.pool.repeat is not None
-        if many and unit is not None:
-            span = self.layers[id(unit)] * unit.count
-            if self.inside is not unit:
-                self.inside = unit
-                self.copies = self.filled + span > self.capacity
-            if self.copies and elements <= self.capacity:
-                # One layer is run for several, and the bucket may be full at any parameter of any of them.
-                f.pool.touch(min(self.capacity, span) * self.size, COMMUNICATION)
-            self.waiting.clear()
-            self.filled = (self.filled + elements * unit.count) % self.capacity if self.capacity else 0
-            self.members = [self.filled] if self.filled else []
-        else:
-            if self.members and self.filled + elements > self.capacity:
-                self.reduce(f)
-            self.filled += elements
-            self.members.append(elements)
-        if elements <= self.capacity and not self.whole:
-            return
-        if grad.storage is not None:
-            grad.storage.relabel(GRADIENTS)
-            if many:
-                f.pool.hand_over(grad.storage)
-        self.waiting.append(grad)
-
-    def reduce(self, f: Tape) -> None:
-        """The ranks' shares of what the bucket holds are interleaved in a copy, but of one gradient that divides."""
-        if len(self.members) > 1 or self.filled % self.world:
-            # A parameter that many layers share comes here for each of them.
-            f.pool.touch(min(self.filled, self.total) * self.size, COMMUNICATION)
-        self.waiting.clear()
-        self.members.clear()
-        self.filled = 0

@@ -190,7 +190,7 @@ def _known_gpus(*, bf16: bool, fp8: bool) -> list[Target]:
 def _fewest_gpus(
     job: TrainingJob, target: Target, predict: Predict, judge: Callable[[Estimate, Target], str]
 ) -> tuple[int | None, str | None]:
-    from memlint.job import replace_fields
+    from memlint.job import REPLICATED, replace_fields
 
     parallelism = job.parallelism
     if parallelism.tensor > 1 or parallelism.pipeline > 1 or parallelism.context > 1:
@@ -200,7 +200,7 @@ def _fewest_gpus(
     alone = predict(single, replace(target, gpus=1, nodes=1))
     if alone is not None and judge(alone, target) == "fits":
         return 1, None
-    if strategy in ("none", "ddp"):
+    if strategy in REPLICATED:
         if job.training.quantization is not None:
             return None, None
         strategy = "fsdp"

@@ -124,7 +124,7 @@ _SHARDED: tuple[tuple[str, str, int, int, str, str], ...] = (
 """Strategy, offload, price of sharding, price of offload, words, sentence. Volumes: Rajbhandari et al. 2020,
 arXiv:1910.02054, section 7: ZeRO-1 and 2 move as much as data parallelism, ZeRO-3 1.5 times as much."""
 
-_ALREADY = {"none": 0, "ddp": 0, "zero1": 1, "zero2": 2, "fsdp": 4, "zero3": 4}
+_ALREADY = {"none": 0, "ddp": 0, "zero0": 0, "zero1": 1, "zero2": 2, "fsdp": 4, "zero3": 4}
 """How far a job is sharded; FSDP and ZeRO-3 divide the same."""
 _REACH = {"zero1": 1, "zero2": 2, "fsdp": 3, "zero3": 4}
 _OFFLOADED = {"none": 0, "optimizer": 1, "parameters": 1, "all": 2}

@@ -120,7 +120,7 @@ def gathering(job: TrainingJob, parameters: int) -> tuple[Remedy, ...]:
 
 def persistence(job: TrainingJob) -> tuple[Remedy, ...]:
     """Divide parameters again that a threshold above DeepSpeed's own keeps whole on each GPU."""
-    from memlint.estimate.zero import PERSISTENT_ELEMENTS
+    from memlint.estimate.zero_settings import PERSISTENT_ELEMENTS
 
     zero = _zero(job)
     if zero is None or zero.stage < 3 or zero.threshold <= PERSISTENT_ELEMENTS:

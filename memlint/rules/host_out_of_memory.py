@@ -18,7 +18,7 @@ parallelism: {strategy: zero2, offload: optimizer}
 hardware: {target: g5.2xlarge}
 ```
 ```text
-train.yaml:5:41: error[MEM103] host-out-of-memory: host memory of 61.0 GiB is needed on each node, which has 32.0 GiB on g5.2xlarge
+train.yaml:5:41: error[MEM103] host-out-of-memory: host memory of 76.3 GiB is needed on each node, which has 32.0 GiB on g5.2xlarge
      |
    5 | parallelism: {strategy: zero2, offload: optimizer}
      |                                         ^^^^^^^^^ kept in main memory

@@ -96,6 +96,12 @@ def _combinations(context: Context) -> Iterator[tuple[str, str]]:
             f"ZeRO stage {stage} does not run in a pipeline of {parallelism.pipeline} stages: gradients must stay whole"
             " between micro batches",
         )
+    precision = context.job.training.precision
+    if parallelism.strategy == "zero0" and precision.gradients not in (None, precision.weights):
+        yield (
+            "training.precision.gradients",
+            f"DeepSpeed does not start: without ZeRO it sums {precision.weights} gradients in {precision.weights} only",
+        )
     if parallelism.sequence_parallel and parallelism.tensor == 1 and context.stated("parallelism.sequence_parallel"):
         yield (
             "parallelism.sequence_parallel",

@@ -22,14 +22,15 @@ train.yaml:4:25: warning[MEM504] large-buffers: reduction buckets are larger tha
      |
    4 | parallelism: {strategy: zero3}
      |                         ^^^^^
-   = help: `parallelism.reduce_bucket_elements: 50000000` saves 1.2 GiB, predicted 22.8 GiB: tight
+   = note: step 2 of 3 of the plan, where it saves 1.2 GiB
+   = help: `parallelism.reduce_bucket_elements: 50000000` saves 1.2 GiB, predicted 26.6 GiB: not enough alone
 train.yaml:4:25: warning[MEM504] large-buffers: gathered parameters are larger than this target can spare; smaller ones save 1.9 GiB
      |
    4 | parallelism: {strategy: zero3}
      |                         ^^^^^
-   = note: step 2 of 2 of the plan, where it saves 1.9 GiB
-   = help: `parallelism.max_live_elements: 100000000` with `parallelism.max_reuse_elements: 100000000` saves 1.9 GiB, predicted 22.1 GiB: tight
-   = help: `parallelism.max_live_elements: 100000000`, `parallelism.max_reuse_elements: 100000000` and `parallelism.prefetch_bucket_elements: 0` saves 2.1 GiB, predicted 22.0 GiB: tight
+   = note: step 3 of 3 of the plan, where it saves 1.9 GiB
+   = help: `parallelism.max_live_elements: 100000000` with `parallelism.max_reuse_elements: 100000000` saves 1.9 GiB, predicted 25.9 GiB: not enough alone
+   = help: `parallelism.max_live_elements: 100000000`, `parallelism.max_reuse_elements: 100000000` and `parallelism.prefetch_bucket_elements: 0` saves 2.1 GiB, predicted 25.8 GiB: not enough alone
 ```
 
 ## How the number is made

@@ -19,7 +19,7 @@ parallelism: {strategy: zero2, offload: optimizer}
 hardware: {target: 2xA100-80GB}
 ```
 ```text
-train.yaml:6:41: warning[MEM502] offload-needed-or-wasted: offloading to the host is not needed: without it the peak is 7.3 GiB (6.4-9.3) of 79.1 GiB usable
+train.yaml:6:41: warning[MEM502] offload-needed-or-wasted: offloading to the host is not needed: without it the peak is 7.9 GiB (6.9-9.8) of 79.1 GiB usable
      |
    6 | parallelism: {strategy: zero2, offload: optimizer}
      |                                         ^^^^^^^^^ costs time in every step

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Iterator, Sequence
 
 from memlint.findings import Fix, Help
+from memlint.job import REPLICATED
 from memlint.plan import options, options_checkpointing, options_scale, options_zero
 from memlint.plan.remedy import Remedy
 from memlint.plan.result import Plan
@@ -65,7 +66,7 @@ def smaller_micro_batch(context: Context) -> Remedies:
 
 def sharding(context: Context) -> Remedies:
     """ZeRO 2, then FSDP, then ZeRO 3, over GPUs that now hold everything each."""
-    if context.gpus < 2 or context.job.parallelism.strategy not in ("none", "ddp"):
+    if context.gpus < 2 or context.job.parallelism.strategy not in REPLICATED:
         return []
     found = options_scale.sharding(context.job, context.gpus)
     return [remedy for remedy in found if remedy.name in ("zero2", "fsdp", "zero3")]
@@ -154,7 +155,7 @@ def expandable_segments(context: Context) -> Help | None:
     from memlint.hardware.overheads import allocator_slack
 
     churn = max(0, estimate.allocated_bytes - sum(estimate.static.values()))
-    sharded = context.job.parallelism.strategy not in ("none", "ddp")
+    sharded = context.job.parallelism.strategy not in REPLICATED
     then = allocator_slack(churn, sharded=sharded, expandable_segments=True)
     high = estimate.high_bytes - now.high_bytes + then.high_bytes
     saved = now.expected_bytes - then.expected_bytes

@@ -17,13 +17,13 @@ parallelism: {strategy: ddp}
 hardware: {target: 8xA100-80GB}
 ```
 ```text
-train.yaml:5:25: warning[MEM501] replicated-states: each of 8 GPUs holds all states; sharding saves 59.3 GiB on each
+train.yaml:5:25: warning[MEM501] replicated-states: each of 8 GPUs holds all states; sharding saves 57.5 GiB on each
      |
    5 | parallelism: {strategy: ddp}
      |                         ^^^
-   = help: `parallelism.strategy: zero2` fits, predicted 32.4 GiB
+   = help: `parallelism.strategy: zero2` fits, predicted 34.3 GiB
    = help: `parallelism.strategy: fsdp` fits, predicted 12.0 GiB
-   = help: `parallelism.strategy: zero3` fits, predicted 28.5 GiB
+   = help: `parallelism.strategy: zero3` fits, predicted 29.4 GiB
 ```
 
 ## How the number is made

@@ -155,3 +155,45 @@ class TestStep:
         backward = [next(p for p in r.timeline if p.phase == "backward").components["gradients"] for r in (one, two)]
         assert backward[1] - backward[0] == pytest.approx(one.static["gradients"], rel=0.01)
         assert phases(one)["optimizer"] == phases(two)["optimizer"]
+
+
+SUMS = Precision(weights="bf16", autocast=None, master_weights=True, gradients="fp32")
+
+
+class TestDtypesOfGradients:
+    """grad_accum_dtype, communication_data_type, immediate_grad_update."""
+
+    def test_summed_in_fp32_stage_1_keeps_all_sums_on_every_rank(self) -> None:
+        plain, sums = step(1), step(1, **{"training.precision": SUMS})
+        elements = sum(record.numel * record.count for record in sums.build.records)
+        assert phases(sums)["forward"] - phases(plain)["forward"] == pytest.approx(4 * elements, rel=0.01)
+        assert sums.static["gradients"] == pytest.approx(6 * elements, rel=0.01), "beside those of each backward"
+        at_once = step(1, immediate_gradients=True, **{"training.precision": SUMS})
+        assert at_once.static["gradients"] == pytest.approx(4 * elements, rel=0.01)
+        assert phases(at_once)["backward"] < phases(sums)["backward"]
+
+    def test_summed_in_fp32_stages_2_and_3_keep_a_part_of_twice_the_size(self) -> None:
+        for stage in (2, 3):
+            plain, sums = step(stage), step(stage, **{"training.precision": SUMS})
+            share = sum(record.numel * record.count for record in sums.build.records) / 8
+            assert sums.static["gradients"] == pytest.approx(4 * share, rel=0.01)
+            assert sums.static["optimizer_states"] == plain.static["optimizer_states"]
+
+    @pytest.mark.parametrize("stage", [1, 2, 3])
+    def test_another_dtype_on_the_wire_is_one_more_copy_of_a_bucket(self, stage: int) -> None:
+        bucket = 5 * MILLION
+        plain, wire = (step(stage, reduce_bucket_elements=bucket, communication_dtype=d) for d in (None, "fp32"))
+        more = phases(wire)["backward"] - phases(plain)["backward"]
+        assert 0 < more <= 4 * bucket + 2 * bucket * (stage == 3)
+
+    def test_masters_are_a_copy_in_whatever_dtype(self) -> None:
+        bare = step(2, **{"training.precision": Precision(weights="bf16", autocast=None, optimizer="bf16")})
+        share = sum(record.numel * record.count for record in bare.build.records) / 8
+        assert bare.static["optimizer_states"] == pytest.approx(6 * share, rel=0.01)
+
+    def test_without_zero_gradients_are_flattened_and_stepped_in_fp32(self) -> None:
+        result = step(0, **{"training.max_grad_norm": None})
+        elements = sum(record.numel * record.count for record in result.build.records)
+        at = {phase.phase: phase.components for phase in result.timeline}
+        assert at["optimizer"]["temporaries"] >= 4 * elements
+        assert result.static["optimizer_states"] == pytest.approx(12 * elements, rel=0.01)
