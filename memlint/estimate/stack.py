@@ -77,6 +77,8 @@ class Stack:
         # Where the whole model is one unit, all its parameters are gathered together.
         zero = self.sharding.zero
         whole = zero.whole if zero is not None else self.sharding.gathers and self.sharding.wrap != "layer"
+        if self.sharding.fully is not None and self.sharding.fully.attention_alone:
+            whole = True  # what the root keeps of each layer
         if full or whole or build.run_all_layers:
             self.parts = [(index, Part([layer(index)], 1)) for index in range(total)]
         elif zero is not None:

@@ -25,6 +25,7 @@ class DecoderModel:
 
     one_stack = True
     """Its layers lie between one embedding and one final norm: FSDP2's units are carved around them."""
+    head_name = "lm_head"
 
     def __init__(self, job: TrainingJob, build: Build, env: Env, body: Body) -> None:
         assert job.architecture is not None
@@ -33,8 +34,8 @@ class DecoderModel:
         self.objective = job.training.objective
         self.policy = Policy(job)
         scoring = self.objective in ("causal-lm", "ppo") or self.objective in POLICY
-        if self.one_stack:
-            build.sharding.carve(tied=scoring and a.tie_word_embeddings, head="lm_head" if scoring else None)
+        tied, head = scoring and a.tie_word_embeddings, self.head_name if scoring else None
+        build.sharding.carve(tied=tied, head=head, apart=not self.one_stack)
         self.body = body(a, build, env)
         if MASK_PER_LAYER in a.traits:
             build.buffer_bytes += a.num_hidden_layers * rounded((a.max_position_embeddings or 0) ** 2)
@@ -103,9 +104,11 @@ class DecoderModel:
         if self.policy.liger is not None:
             f.autocast = None  # the trainer calls the body beneath the autocast around the model
         hidden = self.body(f, batch)
+        fully = self.build.sharding.fully
+        if fully is not None and fully.apart:
+            hidden = fully.before_tail(f, hidden)
         whole = self.job.training.loss == "standard"
         logits = self.head.logits(f, self.policy.kept(f, hidden) if whole else hidden)
-        fully = self.build.sharding.fully
         if fully is not None:
             if logits is None:
                 hidden = fully.after_head(f, hidden)

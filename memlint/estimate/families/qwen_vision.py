@@ -59,9 +59,12 @@ class Attention:
 
     norms: Any = None
     """Norms of queries and keys (GLM-OCR)."""
+    casts: str | None = None
+    """Where FSDP2 casts what a layer is given: to this dtype."""
 
     def __init__(self, b: Build, name: str, width: int, heads: int, *, apart: bool = False) -> None:
         self.heads, self.dim = heads, width // heads
+        self.casts = b.sharding.fully.compute if b.sharding.fully is not None else None
         self.qkv: Any = None
         if apart:
             self.apart = [b.linear(f"{name}.{n}", width, width, True) for n in "qkv"]
@@ -80,6 +83,10 @@ class Attention:
         if self.norms is not None:
             q, k = self.norms[0](f, q), self.norms[1](f, k)
         cos, sin = env.state["vision rope"]
+        if self.casts is not None:
+            # fully_shard casts what a unit is given (FSDPState._pre_forward); the rotation takes it in fp32 again.
+            halves = cast(f, cos, self.casts), cast(f, sin, self.casts)
+            cos, sin = cast(f, halves[0], "fp32"), cast(f, halves[1], "fp32")
         q, k = rotate(f, q, k, cos, sin)
         result: Tensor
         if env.attention == "flash":

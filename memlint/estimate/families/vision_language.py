@@ -18,6 +18,7 @@ from memlint.estimate.env import Batch, Env
 from memlint.estimate.errors import Unsupported
 from memlint.estimate.families.decoder import PAIRED, DecoderModel
 from memlint.estimate.families.pieces import hooked
+from memlint.estimate.fully_shard import ATTENTION_ALONE
 from memlint.estimate.heads import CausalHead
 from memlint.estimate.ops.basic import add, cast, copy, scale
 from memlint.estimate.ops.images import masked_rows, masked_scatter, put_rows
@@ -104,6 +105,7 @@ class Body:
 
     def __init__(self, whole: Architecture, text: Architecture, b: Build, env: Env) -> None:
         self.env = env
+        self.fully = b.sharding.fully
         self.training = b.training
         section = "audio_config" if whole.model_type in AUDIO else "vision_config"
         vision = part(whole, section)
@@ -137,6 +139,8 @@ class Body:
         if self.scaled:
             embeds = scale(f, embeds)
         embeds = hooked(f, self.env, embeds)
+        if self.fully is not None:
+            embeds = self.fully.after_embedding(f, embeds)
         before, among = getattr(self.tower, "before", None), None
         if before is not None:
             embeds, among = before(f, batch.ids, embeds)
@@ -224,6 +228,10 @@ class VisionLanguageModel(DecoderModel):
         if whole.model_type not in TOWERS or text is None:
             raise Unsupported(f"no memory model for `{whole.model_type}` yet")
         self.kind = whole.model_type
+        if build.sharding.fully is not None:
+            build.sharding.fully.attention_alone = self.kind in ATTENTION_ALONE
+        if self.kind == "llama4":
+            self.head_name = "language_model.lm_head"
         text = replace(text, tie_word_embeddings=whole.tie_word_embeddings)
         super().__init__(replace(job, architecture=text), build, env, lambda a, b, e: Body(whole, a, b, e))
 
@@ -257,8 +265,13 @@ class VisionLanguageModel(DecoderModel):
 
     def forward(self, f: Tape, batch: Batch) -> Any:
         """Logits, last hidden states, and what the outputs hold of the tower."""
+        fully, pixels = self.build.sharding.fully, batch.pixels
+        if fully is not None and fully.compute is not None and pixels is not None:
+            # The root's _pre_forward: a copy that lasts as long as the model's forward, which takes the loss too.
+            batch.pixels = cast(f, pixels, fully.compute)
         output = super().forward(f, batch)
-        held, self.body.held = self.body.held, []
+        held, self.body.held = [*self.body.held, batch.pixels], []
+        batch.pixels = pixels
         # A list is emptied by a loss that lets logits and hidden states go (see DecoderModel.forward).
         return [*output, held] if isinstance(output, list) else (*output, held)
 
