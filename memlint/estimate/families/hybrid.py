@@ -177,6 +177,9 @@ class Block:
         h = self.hybrid = TYPES[a.model_type]
         self.env, width, name = env, a.hidden_size, f"model.layers.{index}"
         self.kind, sparse = kind
+        if self.kind not in ("attention", "both"):
+            # Its mask is one of tokens, None without padding; the tables go to all layers.
+            self.uses = ("rope",) if rope else ()
         self.norm = Norm(b, f"{name}.{'norm' if h.single else 'input_layernorm'}", width, h.shape.norm)
         self.attention: Any = None
         if self.kind == "both":
