@@ -18,7 +18,7 @@ from memlint.estimate.ops.fused_loss import (
     trl_log_probs,
 )
 from memlint.estimate.ops.gather import index_rows
-from memlint.estimate.ops.linear import linear
+from memlint.estimate.ops.linear import Weight, linear
 from memlint.estimate.ops.loss import causal_lm_loss, cross_entropy, shifting_lm_loss
 from memlint.estimate.versions import before
 from memlint.models.architecture import Architecture
@@ -63,7 +63,7 @@ class CausalHead:
         self.tied = a.tie_word_embeddings
         if self.tied:
             offset = b.parameter(f"{name}.bias", rows) if bias else None
-            self.head: Any = Linear(embed.weight, offset)
+            self.head: Any = Linear(_tied(b, name, embed.weight), offset)
         else:
             self.head = b.linear(name, a.hidden_size, rows, bias)
 
@@ -108,6 +108,20 @@ class CausalHead:
         if self.trl:
             return summed(f, trl_log_probs(f, hidden, self.head.weight, widens=self.widens))
         return chunked_loss(f, hidden, self.head.weight, batch.labels)
+
+
+def _tied(b: Build, name: str, weight: Weight) -> Weight:
+    """The head's matrix where it is the embedding's.
+
+    What modules_to_save names trains as a copy of its own, and what it does not name stays as it was (peft 0.21
+    utils/other.py ModulesToSaveWrapper; LoraConfig.ensure_weight_tying is off).
+    """
+    saved = b.lora.modules_to_save if b.adapter and b.lora is not None and not b.reference else ()
+    if any(fragment in name.split(".") for fragment in saved):
+        return b.parameter(f"{name}.weight", *weight.shape, adapter=True)
+    if saved and weight.node is not None:
+        return Weight(name, weight.shape, weight.dtype, False, weight.dtype)
+    return weight
 
 
 class ClassificationHead:

@@ -54,7 +54,7 @@ def job(point: dict[str, Any]) -> TrainingJob:
         architecture=architecture(point["config"]),
         training=Training(
             method="lora" if lora else "full",
-            lora=Lora(**lora) if lora else None,
+            lora=Lora(**{**lora, "modules_to_save": tuple(lora.get("modules_to_save", ()))}) if lora else None,
             micro_batch_size=point["batch"],
             sequence_length=point["seq"],
             precision=Precision(weights=weights, autocast=autocast),
