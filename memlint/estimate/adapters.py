@@ -72,6 +72,11 @@ def matches(targets: str | tuple[str, ...], name: str, architecture: Architectur
     return any(name == target or name.endswith(f".{target}") or leaf == target for target in targets)
 
 
+def names_tables(lora: Lora) -> bool:
+    """Whether an adapter's targets may be embeddings: not PEFT's own choices, which are linear layers."""
+    return lora.targets not in ("all-linear", "default") and not lora.dora
+
+
 class LoraLinear:
     """A frozen base layer plus ``lora_B(lora_A(dropout(x))) * scaling``."""
 

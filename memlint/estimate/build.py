@@ -11,7 +11,7 @@ from functools import lru_cache
 from math import prod
 from typing import Any
 
-from memlint.estimate.adapters import LoraLinear, matches
+from memlint.estimate.adapters import LoraLinear, matches, names_tables
 from memlint.estimate.engine.tape import Leaf, Tape, Tensor
 from memlint.estimate.float8 import Float8
 from memlint.estimate.ops.images import requiring_grad
@@ -229,15 +229,19 @@ class Build:
         base: Any = Linear(weight, offset) if isinstance(weight, Weight) else weight.module(offset)
         if self.float8 is not None and not self.reference and self.float8.takes(name, inputs, outputs):
             base = self.float8.linear(base)
+        return base if bare else self.adapted(name, base, inputs, outputs)
+
+    def adapted(self, name: str, base: Any, inputs: int, outputs: int) -> Any:
+        """The linear layer ``base`` with the adapter that the job's method puts beside it, if any."""
         lora = self.lora
         kind = KINDS.get(self.training.method)
-        if kind is not None and not bare:
+        if kind is not None:
             lora = lora or kind[1]
             own = default_targets(self.training.method, self.job.architecture) if lora.targets == "default" else None
             if matches(own or lora.targets, name, self.job.architecture):
                 return kind[0](self, name, base, inputs, outputs, lora)
             return base
-        if lora is None or bare or not matches(lora.targets, name, self.job.architecture):
+        if lora is None or not matches(lora.targets, name, self.job.architecture):
             return base
         return LoraLinear.build(self, name, base, inputs, outputs, lora)
 
@@ -254,7 +258,7 @@ class Build:
         self.records.append(Record(name, shape, weight.quantization.type, False, "", self.count, blocks))
         return weight
 
-    def embedding(self, name: str, rows: int, width: int, *, entry: bool = False) -> Embedding:
+    def embedding(self, name: str, rows: int, width: int, *, entry: bool = False) -> Any:
         """nn.Embedding(rows, width). ``entry``: get_input_embeddings names it, so checkpointing makes its output
         require gradients (enable_input_require_grads in modeling_utils.py).
         """
@@ -263,7 +267,16 @@ class Build:
         if isinstance(weight.node, Leaf):
             self.tables.add(weight.node)
         table = prompt(self, width) if entry else None
-        return Embedding(weight, hooked, table if self.training.method in IN_SEQUENCE else None)
+        made = Embedding(weight, hooked, table if self.training.method in IN_SEQUENCE else None)
+        lora = self.lora
+        plain = weight.trainable or self.frozen or self.reference or self.training.method not in LORA_METHODS
+        if lora is None or plain or not names_tables(lora):
+            return made
+        if not matches(lora.targets, self._scoped(name), self.job.architecture):
+            return made
+        from memlint.estimate.adapted_embedding import LoraEmbedding
+
+        return LoraEmbedding(self, name, made, rows, width, lora)
 
 
 def any_named(fragments: tuple[str, ...], name: str) -> bool:

@@ -63,7 +63,11 @@ class CausalHead:
         self.tied = a.tie_word_embeddings
         if self.tied:
             offset = b.parameter(f"{name}.bias", rows) if bias else None
-            self.head: Any = Linear(_tied(b, name, embed.weight), offset)
+            head = Linear(_tied(b, name, embed.weight), offset)
+            # PEFT's own choices leave out what get_output_embeddings names, whatever it is called.
+            own = b.lora is None or b.lora.targets in ("all-linear", "default")
+            spared = own or b.frozen or b.reference or head.weight.trainable
+            self.head: Any = head if spared else b.adapted(name, head, a.hidden_size, rows)
         else:
             self.head = b.linear(name, a.hidden_size, rows, bias)
 
@@ -86,7 +90,7 @@ class CausalHead:
 
     def normalised(self, f: Tape, hidden: Tensor) -> Tensor:
         """Baichuan 2's NormHead."""
-        weight = self.head.weight
+        weight = matrix_of(self.head)
         unit = scale(f, Tensor(weight.shape, weight.dtype, None, weight.node))
         return linear(f, hidden, unit)
 
@@ -100,14 +104,24 @@ class CausalHead:
         assert hidden is not None
         f.component = LOGITS
         if self.loss_kind == "fused":
-            return liger_fused_loss(f, hidden, self.head.weight)
+            return liger_fused_loss(f, hidden, matrix_of(self.head))
         if self.loss_kind == "cut-cross-entropy":
-            return cut_cross_entropy(f, hidden, self.head.weight, batch.labels)
+            return cut_cross_entropy(f, hidden, matrix_of(self.head), batch.labels)
         if self.trl and self.by_chunks:
-            return trl_chunked_loss(f, hidden, self.head.weight)
+            return trl_chunked_loss(f, hidden, matrix_of(self.head))
         if self.trl:
-            return summed(f, trl_log_probs(f, hidden, self.head.weight, widens=self.widens))
-        return chunked_loss(f, hidden, self.head.weight, batch.labels)
+            return summed(f, trl_log_probs(f, hidden, matrix_of(self.head), widens=self.widens))
+        return chunked_loss(f, hidden, matrix_of(self.head), batch.labels)
+
+
+def matrix_of(layer: Any) -> Any:
+    """``layer.weight``, as a loss takes it that makes no logits: an adapted layer's is its base's, without the adapter.
+
+    peft 0.21 tuners/tuners_utils.py BaseTunerLayer.weight.
+    """
+    while not hasattr(layer, "weight"):
+        layer = layer.base
+    return layer.weight
 
 
 def _tied(b: Build, name: str, weight: Weight) -> Weight:

@@ -12,6 +12,7 @@ from typing import Any
 from memlint.estimate.engine.pool import LOGITS, TEMPORARIES
 from memlint.estimate.engine.tape import Tape, Tensor
 from memlint.estimate.env import Batch
+from memlint.estimate.heads import matrix_of
 from memlint.estimate.ops.basic import copy, slice_of
 from memlint.estimate.ops.liger_policy import policy_loss, preference_loss
 from memlint.estimate.ops.logps import selective_log_softmax
@@ -40,7 +41,7 @@ class Liger:
         """The scalar loss. held: no logits, and the hidden states; emptied here."""
         hidden: Tensor = held.pop()
         held.clear()
-        weight: Tensor = own[1].head.weight
+        weight: Tensor = matrix_of(own[1].head)
         rows, length, width = hidden.shape
         if self.objective == "grpo":
             taken = min(self.completion or length - 1, length - 1)
@@ -59,7 +60,7 @@ class Liger:
         whole, theirs = hidden.detach(), None
         if other is not None and not (self.objective == "kto" and self.kind == "adapter"):
             # Without a second model TRL tells KTO's loss that it has no reference.
-            theirs = (other[-1], weight if self.kind == "adapter" else reference[1].head.weight)
+            theirs = (other[-1], weight if self.kind == "adapter" else matrix_of(reference[1].head))
         del hidden
         loss = preference_loss(
             f, given, weight, theirs, rows=2 if paired else 1, copies=paired, always=self.always, scales=self.scales
@@ -78,7 +79,7 @@ class Liger:
             hidden = model[0](f, batch)
             rows, length, _ = hidden.shape
             f.component = LOGITS
-            vocabulary = model[1].head.weight.shape[0]
+            vocabulary = matrix_of(model[1].head).shape[0]
             logits = f.new((rows, length, vocabulary), hidden.dtype)
             selective_log_softmax(f, slice_of(f, logits, (rows, length - 1, vocabulary)))
             del hidden, logits

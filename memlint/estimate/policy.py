@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from memlint.estimate.engine.pool import LOGITS, TEMPORARIES
 from memlint.estimate.engine.tape import Tape, Tensor
 from memlint.estimate.env import Batch
+from memlint.estimate.heads import matrix_of
 from memlint.estimate.ops.basic import add, cast, copy, slice_of
 from memlint.estimate.ops.fused_loss import summed, trl_log_probs
 from memlint.estimate.ops.logps import (
@@ -130,7 +131,7 @@ class Policy:
         hidden, logits = held.pop(), held.pop()
         if logits is None:
             # Inside the model's forward, so under its autocast.
-            return trl_log_probs(f, hidden, head.head.weight, self.scored, widens=self.widens), None, None
+            return trl_log_probs(f, hidden, matrix_of(head.head), self.scored, widens=self.widens), None, None
         del hidden
         if self.whole or f.autocast is not None:
             # LLaMA-Factory's own cast, else accelerate's convert_outputs_to_fp32 around the model's forward

@@ -19,6 +19,7 @@ from memlint.estimate.engine.pool import INPUTS, LOGITS, ROUNDING, TEMPORARIES
 from memlint.estimate.engine.tape import Tape, Tensor
 from memlint.estimate.env import Batch, Env
 from memlint.estimate.errors import Unsupported
+from memlint.estimate.heads import matrix_of
 from memlint.estimate.ops.basic import add, cast, slice_of
 from memlint.estimate.ops.fused_loss import summed
 from memlint.estimate.ops.logps import divided_in_place, selective_log_softmax
@@ -105,7 +106,7 @@ class Ppo:
         """Generation of all completions, then the reference's forward over a part of them."""
         part = min(self.job.training.rollout_batch_size or self.rows, self.rollouts)
         parts = -(-self.rollouts // part)
-        vocabulary = self.head.head.weight.shape[0]
+        vocabulary = matrix_of(self.head.head).shape[0]
         whole = (parts, part, self.completion, vocabulary)
         grad_enabled, f.grad_enabled = f.grad_enabled, False
         tokens = f.new((self.rollouts, self.length), "int64", INPUTS)

@@ -17,6 +17,7 @@ from memlint.estimate.build import Build
 from memlint.estimate.engine.pool import INPUTS, LOGITS, TEMPORARIES
 from memlint.estimate.engine.tape import Tape, Tensor
 from memlint.estimate.env import Batch, Env
+from memlint.estimate.heads import matrix_of
 from memlint.estimate.ops.basic import add, cast, dropout
 from memlint.estimate.ops.fused_loss import summed
 from memlint.estimate.ops.linear import linear
@@ -72,7 +73,7 @@ class HeadedPpo:
     def roll_out(self, f: Tape, phase: Callable[[str], None]) -> None:
         """Generation of one micro batch after the other, then log-probabilities and values of all of them."""
         grad_enabled, f.grad_enabled = f.grad_enabled, False
-        vocabulary = self.head.head.weight.shape[0]
+        vocabulary = matrix_of(self.head.head).shape[0]
         prompt = self.length - self.completion
         cache = cached(f, self.policy, self.head, self.rows, prompt, self.completion, padding=self.padding)
         f.pool.touch(SAMPLING * self.rows * vocabulary, LOGITS)
@@ -91,7 +92,7 @@ class HeadedPpo:
 
     def batch(self, f: Tape) -> Batch:
         """A micro batch's rows with their mask; the logits of the one before are alive."""
-        vocabulary = self.head.head.weight.shape[0]
+        vocabulary = matrix_of(self.head.head).shape[0]
         self.held = [f.new((self.rows, self.length, vocabulary), "fp32", LOGITS)]
         if self.enters:
             weights = self.job.training.precision.weights

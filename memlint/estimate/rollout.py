@@ -13,6 +13,7 @@ from memlint.estimate.engine.pool import ACTIVATIONS, COMMUNICATION, INPUTS, LOG
 from memlint.estimate.engine.tape import Node, Tape, Tensor
 from memlint.estimate.env import Batch
 from memlint.estimate.errors import Unsupported
+from memlint.estimate.heads import matrix_of
 from memlint.estimate.ops.basic import slice_of
 from memlint.estimate.outputs import HeldEmbedding, Outputs, held_by_the_next
 from memlint.models.architecture import Architecture
@@ -139,7 +140,7 @@ def generate(f: Tape, policy: Keeping, head: Any, rows: int, prompt: int, comple
     every position are fp32 copies; they, their stack and the cache are alive together.
     """
     cache = cached(f, policy, head, rows, prompt, completion, padding=padding)
-    vocabulary = head.head.weight.shape[0]
+    vocabulary = matrix_of(head.head).shape[0]
     scores = f.new((completion, rows, vocabulary), "fp32", LOGITS)
     stacked = f.new((rows, completion, vocabulary), "fp32", LOGITS)
     del scores, cache
@@ -153,7 +154,7 @@ def cached(f: Tape, policy: Keeping, head: Any, rows: int, prompt: int, completi
     last = slice_of(f, hidden, (rows, 1, hidden.shape[-1]))
     del hidden
     logits = head.logits(f, last)
-    vocabulary = head.head.weight.shape[0]
+    vocabulary = matrix_of(head.head).shape[0]
     # The sampled row: its copy in fp32, its scores, their softmax (_sample).
     f.pool.touch(3 * 4 * rows * vocabulary, LOGITS)
     del logits, last

@@ -8,7 +8,7 @@ from memlint.estimate.build import Build
 from memlint.estimate.engine.pool import LOGITS, TEMPORARIES
 from memlint.estimate.engine.tape import Tape, Tensor
 from memlint.estimate.env import Batch
-from memlint.estimate.heads import CausalHead
+from memlint.estimate.heads import CausalHead, matrix_of
 from memlint.estimate.ops.basic import cast, dropout
 from memlint.estimate.ops.fused_loss import summed
 from memlint.estimate.ops.linear import linear, to_autocast
@@ -52,7 +52,7 @@ class ValueHead:
         # The product's graph lives as long as the logits; it holds its operand where the head trains.
         given = to_autocast(f, hidden)
         logits = self.language.head(f, given)
-        if self.language.head.weight.node is None:
+        if matrix_of(self.language.head).node is None:
             given = hidden
         f.grad_enabled = grad_enabled
         f.component = TEMPORARIES

@@ -166,7 +166,8 @@ class Side:
         """Embeddings of the positions."""
         if self.positions is None:
             return f.new((rows, length, width), self.dtype)
-        return self.positions(f, f.new((rows if self.per_row else 1, length), "int64"))
+        places: Tensor = self.positions(f, f.new((rows if self.per_row else 1, length), "int64"))
+        return places
 
     def __call__(
         self, f: Tape, embeds: Tensor, mask: Tensor | None, source: Tensor | None, padded: Tensor | None

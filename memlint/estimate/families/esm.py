@@ -38,7 +38,8 @@ class Embeddings:
     def __call__(self, f: Tape, ids: Tensor, mask: Tensor | None) -> Tensor:
         """ids [B, S] -> [B, S, H]."""
         position_ids = f.new(ids.shape, "int64")
-        inputs = x = self.words(f, ids)
+        x: Tensor = self.words(f, ids)
+        inputs = x
         ratio = lengths = None
         if self.token_dropout:
             x = masked_fill(f, x, f.new((*ids.shape, 1), "bool"))
