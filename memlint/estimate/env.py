@@ -229,7 +229,7 @@ class Env:
             return eager_attention(f, q, k, v, mask, p, softcap=softcap)
         if self.attention == "sdpa":
             return sdpa(f, q, k, v, mask, causal=causal, capability=self.capability, dense=dense, p=p)
-        return sdpa(f, q, k, v, None, force="flash")
+        return sdpa(f, q, k, v, None, force="flash", dense=dense)
 
 
 NO_SDPA = ("gemma2",)

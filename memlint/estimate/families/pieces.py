@@ -87,7 +87,7 @@ def attend(
         return eager(f, q, k, v, mask, p, style=style, dense=dense, dense_values=dense_values)
     if env.attention == "sdpa":
         return sdpa(f, q, k, v, mask, causal=causal, capability=env.capability, dense=dense, p=p), None
-    return sdpa(f, q, k, v, None, causal=causal, force="flash"), None
+    return sdpa(f, q, k, v, None, causal=causal, force="flash", dense=dense), None
 
 
 def eager(
