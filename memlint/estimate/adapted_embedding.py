@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from memlint.estimate.engine.pool import GRADIENTS
 from memlint.estimate.engine.tape import Node, Tape, Tensor
 from memlint.estimate.ops.basic import add, cast, scale
-from memlint.estimate.ops.linear import Weight, cast_weight, linear
+from memlint.estimate.ops.linear import Weight, linear
 from memlint.job import Lora
 
 if TYPE_CHECKING:
@@ -50,9 +50,6 @@ def _backward(f: Tape, node: Node, grad: Tensor) -> tuple[Tensor, None]:
 
 def _product(f: Tape, low: Tensor, b: Weight) -> Tensor:
     """``after_A @ B.T``: autocast casts the transposed view at each use, which is no leaf that it would cache."""
-    kept = dict(f.cast_cache)
     out = linear(f, low, b)
-    if cast_weight(f, b) is not b:
-        f.cast_cache.clear()
-        f.cast_cache.update(kept)
+    f.cast_cache.pop(id(b), None)
     return out

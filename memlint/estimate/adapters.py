@@ -48,7 +48,7 @@ DEFAULT_TARGETS: dict[str, tuple[str, ...]] = {
 utils/constants.py).
 """
 
-_OUTPUT_LAYERS = ("lm_head", "embed_out", "score", "classifier", "output_projection")
+OUTPUT_LAYERS = ("lm_head", "embed_out", "score", "classifier", "output_projection")
 
 
 def matches(targets: str | tuple[str, ...], name: str, architecture: Architecture | None) -> bool:
@@ -60,7 +60,7 @@ def matches(targets: str | tuple[str, ...], name: str, architecture: Architectur
     """
     leaf = name.rpartition(".")[2]
     if targets == "all-linear":
-        return leaf not in _OUTPUT_LAYERS
+        return leaf not in OUTPUT_LAYERS
     if targets == "default":
         kind = architecture.model_type if architecture is not None else ""
         return leaf in DEFAULT_TARGETS.get(kind, ("q_proj", "v_proj"))

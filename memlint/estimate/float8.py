@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from memlint.estimate.ops.float8_linear import Float8Linear
     from memlint.estimate.ops.linear import Weight
 
-OUTPUT_LAYERS = ("lm_head", "embed_out", "score", "classifier", "output_projection")
-"""The last linear layer of a model, which accelerate leaves as it is."""
 ROUTERS = ("gate", "router")
 """Parts of a name by which axolotl knows a router."""
 SKIPPED = ("embed", "lm_head", "output", "classifier")
@@ -27,7 +25,7 @@ SKIPPED = ("embed", "lm_head", "output", "classifier")
 CONV1D = ("gpt2", "openai-gpt", "imagegpt", "decision_transformer")
 """Model types of transformers whose blocks hold its own Conv1D in the place of nn.Linear."""
 ALIGNED = 16
-"""What both dimensions of a layer must divide by."""
+"""What both dimensions of a layer must divide by, and inner ones are padded to (``torch._scaled_mm``)."""
 TRANSFORMER_ENGINE = "transformer-engine"
 """As a recipe: NVIDIA's layers instead of torchao's."""
 SHARDED = ("fsdp", "fsdp2", "hsdp")
@@ -90,7 +88,9 @@ class Float8:
         parts = name.split(".")
         if self._framework == "axolotl" and not set(ROUTERS).isdisjoint(parts):
             return False
-        return parts[-1] not in OUTPUT_LAYERS
+        from memlint.estimate.adapters import OUTPUT_LAYERS
+
+        return parts[-1] not in OUTPUT_LAYERS  # the last linear layer
 
 
 def allowed_for(estimate: Estimate, job: TrainingJob) -> Estimate:

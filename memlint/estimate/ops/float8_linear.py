@@ -14,14 +14,12 @@ from typing import TYPE_CHECKING
 
 from memlint.estimate.engine.pool import GRADIENTS, TEMPORARIES
 from memlint.estimate.engine.tape import Node, Tape, Tensor
+from memlint.estimate.float8 import ALIGNED
 from memlint.estimate.ops.basic import add, cast
 from memlint.estimate.ops.linear import Weight, to_autocast
 
 if TYPE_CHECKING:
     from memlint.estimate.float8 import Float8
-
-ALIGNED = 16
-"""``torch._scaled_mm`` takes dimensions of multiples of this; inner ones are padded to it."""
 
 Operand = tuple[Tensor, Tensor]
 """A tensor in 8 bits and its scale."""
