@@ -36,6 +36,27 @@ def refuse_reentrant(
         )
 
 
+def refuse_kept_graph(f: Tape, env: Env, kept: Sequence[Tensor], name: str) -> None:
+    """Refuse keys and values with a graph among the keywords of reentrant checkpoints: a layer that others take them
+    from is not checkpointed itself (``every_n_layers``).
+
+    CheckpointFunction keeps its keywords in an attribute, and the graph of ``kept`` leads to the one of a layer before:
+    a circle of nodes, which neither the backward nor Python's collector breaks, so that each micro batch stays. A
+    checkpointed layer that takes them runs their graph a second time (torch 2.13 utils/checkpoint.py).
+
+    Raises:
+        Unsupported: that is so here.
+    """
+    options = env.checkpointing
+    if options.mode in ("none", "selective") or not options.reentrant or options.every == 1 or not f.needs(*kept):
+        return
+    raise Unsupported(
+        f"training this `{name}` with reentrant checkpoints of every n-th layer frees nothing of a micro batch when it "
+        'is over, or ends in PyTorch\'s error "Trying to backward through the graph a second time", because its layers '
+        "share keys and values of one that is not checkpointed: set `use_reentrant` to false"
+    )
+
+
 def required(a: Architecture, *names: str) -> int:
     """Return the first of these fields of a config that holds a number.
 

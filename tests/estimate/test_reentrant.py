@@ -48,6 +48,25 @@ def test_deberta_v3_norms_its_relative_positions_before_its_layers() -> None:
     assert run_step(deberta()).timeline
 
 
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_keys_and_values_of_a_layer_that_is_not_checkpointed(reentrant: bool) -> None:
+    types = ["sliding_attention", "full_attention"] * 3
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 2, "num_hidden_layers": 6}
+    config = {"model_type": "gemma3n_text", **sizes, "layer_types": types, "num_kv_shared_layers": 2, "head_dim": 32}
+    config.update(num_key_value_heads=1, vocab_size=256, activation_sparsity_pattern=[0.0] * 6)
+    found = read_config(config)
+    assert isinstance(found, Architecture)
+    changes = {"architecture": found, **REENTRANT, "training.checkpointing.reentrant": reentrant}
+    every_layer = replace_fields(start_of("gemma3n_text"), changes)
+    assert run_step(every_layer).timeline
+    job = replace_fields(every_layer, {"training.checkpointing.every": 2})
+    if not reentrant:
+        assert run_step(job).timeline
+        return
+    with pytest.raises(Unsupported, match="frees nothing of a micro batch when it is over"):
+        run_step(job)
+
+
 def test_the_user_is_told_what_to_set() -> None:
     estimate, why = predict(deberta(norm_rel_ebd="layer_norm"), None)
     assert estimate is not None

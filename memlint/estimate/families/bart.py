@@ -203,7 +203,9 @@ class Model:
         self.decoder = Side(a, b, env, "decoder")
         weight = self.shared.weight if a.tie_word_embeddings else b.parameter("lm_head.weight", rows, a.hidden_size)
         self.head = Linear(weight, None)
+        b.first_layer = b.layers
         self.offset_dtype = b.training.precision.weights
+        b.first_layer = 0
         self.biased = a.model_type not in BUFFERED
         if self.biased:
             b.buffer(rows * DTYPE_BYTES[self.offset_dtype])

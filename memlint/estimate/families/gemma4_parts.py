@@ -12,7 +12,7 @@ from memlint.estimate.engine.shared import gate, shared
 from memlint.estimate.engine.tape import Node, Tape, Tensor
 from memlint.estimate.engine.whole import Part, describe, whole
 from memlint.estimate.env import Env
-from memlint.estimate.errors import required
+from memlint.estimate.errors import refuse_kept_graph, required
 from memlint.estimate.families.rotary import rotary_tables
 from memlint.estimate.ops.attention import softmax
 from memlint.estimate.ops.basic import add, cast, cat, mean_last, mul, scale, shift, slice_of, square
@@ -140,6 +140,7 @@ def stored(f: Tape, env: Env, layer: Any, source: Tensor, k: Tensor, v: Tensor) 
     kept = env.state["kv"]
     reentrant = env.checkpointing.reentrant
     if not env.checkpointed(layer.index) or not f.grad_enabled:
+        refuse_kept_graph(f, env, (k, v), layer.model_type)
         k, v = kept[layer.kind] = summed(f, k), summed(f, v)
     elif f.hollow:
         layer.gates = [gate(f) if f.needs(t) and not reentrant else None for t in (k, v)]

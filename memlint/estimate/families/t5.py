@@ -10,13 +10,13 @@ from typing import Any
 from memlint.estimate.adapters import keeps_input
 from memlint.estimate.build import Build, Linear
 from memlint.estimate.conditions import numbered
-from memlint.estimate.engine.pool import LOGITS, TEMPORARIES, rounded
-from memlint.estimate.engine.shared import make_own, shared
+from memlint.estimate.engine.pool import LOGITS, TEMPORARIES
+from memlint.estimate.engine.shared import shared
 from memlint.estimate.engine.tape import Leaf, Tape, Tensor
 from memlint.estimate.env import Batch, Env
 from memlint.estimate.families.bias import BUCKET_SCRATCH, anchored
 from memlint.estimate.families.pieces import hooked
-from memlint.estimate.families.t5_handed import Handed, run_handing
+from memlint.estimate.families.t5_handed import Handed, collect, run_handing
 from memlint.estimate.families.t5_layers import Attention, FeedForward, Norm
 from memlint.estimate.ops.activations import clamped
 from memlint.estimate.ops.basic import add, dropout, scale
@@ -37,7 +37,7 @@ class Block:
         self.given: Tensor | None = None
         """The bias that the first block has just made; a recomputation has none and makes it again."""
         self.uses: tuple[str, ...] | None = None
-        self.index = index
+        self.checkpointed = False
         self.handed: Handed | None = None
         """The biases as the blocks hand them on, under reentrant checkpointing."""
         self.decoder = root == "decoder"
@@ -98,7 +98,10 @@ class Block:
         x, _ = self.sublayer(f, x, self.attention, self.norm, None, ("bias", "mask"))
         if self.cross is not None:
             if made is not None:
-                made = (made, f.like(state["cross bias"]))
+                # The zeros are made again, too; those of the forward are a leaf with its gradient (see ``held``).
+                leaf, zeros = state["cross bias"].node, f.like(state["cross bias"])
+                zeros.node, state["cross bias"] = leaf, zeros
+                del zeros
             x, _ = self.sublayer(f, x, self.cross, self.cross_norm, state["source"], ("cross bias", "cross mask"))
         x = clamped(f, self.feed_forward(f, x), computed=True)
         if made is not None:
@@ -110,7 +113,7 @@ def first_apart(b: Build, env: Env) -> bool:
     """Whether a stack's first block must be run by itself: it is recomputed, sharded or frozen in its own way."""
     job, sharding = b.job, b.sharding
     own = job.training.trainable_layers is not None or numbered(job) or keeps_input(job) or b.run_all_layers
-    return env.checkpointed(0) or sharding.kind not in ("none", "ddp") or own
+    return env.checkpointed(b.first_layer) or Handed.among(env) or sharding.kind not in ("none", "ddp") or own
 
 
 def table_of(a: Architecture, b: Build, root: str, heads: int) -> Weight:
@@ -145,6 +148,7 @@ class StackOfBlocks:
         def make(build: Build, kind: str, index: int) -> Block:
             block = Block(a, build, kind, index, env, root)
             self.blocks.append(block)
+            block.checkpointed = env.checkpointed(build.first_layer + index)
             return block
 
         self.layers = Stack(b, kinds, make)
@@ -161,7 +165,7 @@ class StackOfBlocks:
             values = embedding(f, table, f.new((length, length), "int64"))
             return values.view(1, first.attention.heads, length, length)
 
-        rebuilt = self.env.checkpointed(0) and table.trainable
+        rebuilt = first.checkpointed and table.trainable
         return f.checkpoint(make, (), reentrant=False) if rebuilt else make()
 
     def zeros(self, f: Tape, shape: tuple[int, ...], dtype: str) -> Tensor:
@@ -169,7 +173,7 @@ class StackOfBlocks:
         zeros = f.new(shape, dtype)
         if self.env.checkpointed(0) and f.grad_enabled:
             leaf = Leaf(shape, dtype)
-            leaf.sink = _collect
+            leaf.sink = collect
             zeros.node = leaf
             self.held = zeros
         return zeros
@@ -213,16 +217,6 @@ class StackOfBlocks:
         return x
 
 
-def _collect(f: Tape, leaf: Leaf, grad: Tensor) -> None:
-    """AccumulateGrad of a tensor that is no parameter: the first gradient is kept, others are added in place."""
-    if leaf.grad is None:
-        own = make_own(f.pool, rounded(grad.size), f.component)
-        leaf.grad = f.like(grad)
-        if own and leaf.grad.storage is not None:
-            f.pool.hand_over(leaf.grad.storage)
-            f.pool.restart()
-
-
 class Model:
     """T5ForConditionalGeneration: source ids [B, S] and labels [B, T] -> logits [B, T, V]."""
 
@@ -238,7 +232,9 @@ class Model:
         layers = int(a.get("num_layers") or a.num_hidden_layers)
         self.encoder = self.stack(a, b, env, "encoder", layers)
         self.decoder = self.stack(a, b, env, "decoder", int(a.get("num_decoder_layers") or layers))
+        b.first_layer = b.layers
         # T5Config and MT5Config of transformers 5.24 tie always, and take a stated false as "do not scale the outputs".
+        b.first_layer = 0
         self.scaled = a.model_type in ("t5", "umt5") and bool(a.get("scale_decoder_outputs", True))
         if a.config.get("tie_word_embeddings") is False:
             self.scaled = False

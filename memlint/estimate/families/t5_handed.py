@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from memlint.estimate.engine.pool import ACTIVATIONS, TEMPORARIES
-from memlint.estimate.engine.tape import Node, Tape, Tensor
+from memlint.estimate.engine.pool import ACTIVATIONS, TEMPORARIES, rounded
+from memlint.estimate.engine.shared import make_own
+from memlint.estimate.engine.tape import Leaf, Node, Tape, Tensor
 from memlint.estimate.families.bias import passed
 
 if TYPE_CHECKING:
@@ -39,11 +40,15 @@ class Handed:
         """None where checkpoints do not cut the graph."""
         return cls() if cls.among(env) and f.grad_enabled else None
 
-    def give(self, made: list[Tensor]) -> None:
-        """Take what the first block's forward, which runs without a graph, has made as the outputs they are."""
+    def give(self, f: Tape, made: list[Tensor], *, graph: bool) -> None:
+        """Take what the first block has made as the outputs they are; ``graph``: it is not checkpointed."""
         self.shapes = [(tensor.shape, tensor.dtype) for tensor in made]
-        self.ties = [Node(None, (), (), (), None, TEMPORARIES) for _ in made]
-        self.tensors = tuple([Tensor(t.shape, t.dtype, t.storage, tie) for t, tie in zip(made, self.ties)])
+        if graph:
+            self.tensors = tuple([_tied(f, tensor) for tensor in made])
+            self.ties = [t.node if isinstance(t.node, Node) else _waiting() for t in self.tensors]
+        else:
+            self.ties = [_waiting() for _ in made]
+            self.tensors = tuple([Tensor(t.shape, t.dtype, t.storage, tie) for t, tie in zip(made, self.ties)])
         for tensor in made:
             if tensor.storage is not None and tensor.storage.component == TEMPORARIES:
                 tensor.storage.relabel(ACTIVATIONS)
@@ -65,13 +70,37 @@ class Handed:
         return found
 
 
+def _tied_backward(f: Tape, node: Node, grad: Tensor) -> tuple[Tensor]:
+    # The node is known longer than the graph lives; the leaf behind it is not to be.
+    node.edges = ()
+    return (grad,)
+
+
+def _tied(f: Tape, x: Tensor) -> Tensor:
+    return f.record(x.detach(), _tied_backward, (x,)) if f.needs(x) else x
+
+
+def _waiting() -> Node:
+    return Node(None, (), (), (), None, TEMPORARIES)
+
+
+def collect(f: Tape, leaf: Leaf, grad: Tensor) -> None:
+    """AccumulateGrad of a tensor that is no parameter: the first gradient is kept, others are added in place."""
+    if leaf.grad is None:
+        own = make_own(f.pool, rounded(grad.size), f.component)
+        leaf.grad = f.like(grad)
+        if own and leaf.grad.storage is not None:
+            f.pool.hand_over(leaf.grad.storage)
+            f.pool.restart()
+
+
 def run_handing(block: Block, f: Tape, x: Tensor, given: tuple[Tensor, ...]) -> Tensor:
     """Run a block that takes in (the source and) the biases; x [B, T, H] -> [B, T, H]."""
     handed, state = block.handed, block.env.state
     assert handed is not None
     source = given[0] if block.cross is not None else None
     biases = list(given if source is None else given[1:])
-    again = block.env.checkpointed(block.index) and not f.graphless
+    again = block.checkpointed and not f.graphless
     anchor: Node | None = None
     grads: list[Tensor] = []
     if again:
@@ -86,7 +115,12 @@ def run_handing(block: Block, f: Tape, x: Tensor, given: tuple[Tensor, ...]) -> 
         def zeros(q: Tensor) -> Tensor:
             assert source is not None
             made = f.new((1, block.attention.heads, q.shape[2], source.shape[1]), q.dtype)
-            made.node = Node(None, (), (), (), None, TEMPORARIES)
+            if block.checkpointed:
+                made.node = _waiting()
+            else:
+                made.node = leaf = Leaf(made.shape, made.dtype)
+                leaf.sink = collect
+                f.ends.append(made)
             biases.append(made)
             return made
 
@@ -104,5 +138,5 @@ def run_handing(block: Block, f: Tape, x: Tensor, given: tuple[Tensor, ...]) -> 
                 tensor.node.grad = grad
         anchor.saved += tuple(biases)
     elif block.first:
-        handed.give(biases)
+        handed.give(f, biases, graph=not block.checkpointed)
     return x

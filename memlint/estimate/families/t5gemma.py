@@ -171,7 +171,9 @@ class Model:
         self.env = env
         env.positional = True
         self.encoder = Side(first, b, env, "encoder", p, None)
+        b.first_layer = b.layers
         self.decoder = Side(second, b, env, "decoder", p, first.hidden_size)
+        b.first_layer = 0
         tied = a.tie_word_embeddings
         rows = b.training.vocab_size or second.vocab_size
         self.head: Any = (

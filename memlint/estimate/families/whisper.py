@@ -196,7 +196,9 @@ class Model:
         self.dtype = b.training.precision.weights
         self.mels = int(a.get("num_mel_bins", 80))
         self.encoder = Encoder(a, b, env)
+        b.first_layer = b.layers
         self.decoder = Decoder(a, b, env)
+        b.first_layer = 0
         embed = self.decoder.embed.weight
         self.head = Linear(embed if a.tie_word_embeddings else b.parameter("proj_out.weight", *embed.shape), None)
 
