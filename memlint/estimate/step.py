@@ -25,6 +25,7 @@ from memlint.estimate.env import Env
 from memlint.estimate.families import registry
 from memlint.estimate.objectives import without_dropout
 from memlint.estimate.optimizer import clip_temporary_bytes, state_bytes, step_temporary_bytes
+from memlint.estimate.packing import flattened
 from memlint.estimate.peft_prompts import with_prompt
 from memlint.estimate.records import slots_of
 from memlint.estimate.result import COMPONENTS, PhasePeak
@@ -80,7 +81,7 @@ class Prepared:
             Unsupported: there is no model of this architecture.
         """
         self.given, self.world = (job, capability), world
-        job = with_prompt(without_dropout(job))
+        job = with_prompt(without_dropout(flattened(job)))
         training = job.training
         self.job, self.full = job, full
         build = self.build = Build(job, world)

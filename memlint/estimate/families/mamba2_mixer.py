@@ -92,7 +92,10 @@ class Mixer2:
         if kernel:
             out = chunk_scan_combined(f, self.scan(b, s), hidden, dt, decay, key, query, self.d, self.dt_bias)
         else:
-            out = chunk_scan(f, hidden, dt, decay, key, query, z.chunk, self.d, self.dt_bias)
+            scanned = (hidden, dt, decay, key, query, z.chunk, self.d, self.dt_bias)
+            # causal_conv1d's result lies as its input does, a transposed projection (empty_like, causal_conv1d.cpp).
+            out = chunk_scan(f, *scanned, channels_first=not convolves)
+            del scanned
         out = self.gated(f, out.view(b, s, z.inner), gate)
         result: Tensor = self.out_proj(f, cast(f, out, dtype))
         return result
