@@ -218,7 +218,8 @@ class Build:
         quantization = self.training.quantization
         plain = self.frozen or self.reference
         bare = plain or any_named(self.training.freeze, name)
-        if quantization is not None and not plain and not any_named(quantization.skip, name):
+        spared = quantization is None or plain or any_named(quantization.skip, name)
+        if quantization is not None and not spared and not QuantizedWeight.spares(quantization, name, bias):
             weight: Weight | QuantizedWeight = self.packed(name, outputs, inputs)
         else:
             weight = self.parameter(f"{name}.weight", outputs, inputs)

@@ -163,8 +163,9 @@ class Env:
             return out
 
         options = self.checkpointing
-        offload = options.offload or options.mode == "offload"
-        out = f.checkpoint(run, inputs, reentrant=reentrant, offload=offload, selection=selection, keywords=keywords)
+        custom = reentrant and options.mode == "offload"
+        how = {"reentrant": reentrant, "offload": options.offload or options.mode == "offload", "custom": custom}
+        out = f.checkpoint(run, inputs, **how, selection=selection, keywords=keywords)
         if reentrant and out.node is not None and not (f.graphless or keywords or self.positional):
             # CheckpointFunction keeps its closure in an attribute; one inside of another has nothing else.
             self.lasting.update({name: value for name, value in state.items() if name.startswith(LASTING)})

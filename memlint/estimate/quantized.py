@@ -54,6 +54,15 @@ class QuantizedWeight:
         self.two_steps = two_steps
         """Whether the forward dequantises as the backward does, into ``loaded`` first: bitsandbytes up to 0.49."""
 
+    @staticmethod
+    def spares(quantization: Quantization, name: str, bias: bool) -> bool:
+        """Whether a layer stays as it is, beside the output embeddings, where nobody named what is to be skipped.
+
+        transformers 5.24 quantizers/base.py get_keys_to_not_convert: the layer of the model's last parameter, which is
+        a classifier's ``score``; with a bias, whose name is last, no layer is called so.
+        """
+        return name == "score" and not bias and quantization.skip == Quantization().skip
+
     @classmethod
     def of(cls, job: TrainingJob, outputs: int, inputs: int) -> QuantizedWeight:
         """A weight in the format that the job states, under the library versions that it states."""

@@ -35,6 +35,8 @@ class Plan(NamedTuple):
     """What checkpoints inside hold by keyword."""
     through: bool
     """The backward goes on around it (see engine/nested.py)."""
+    custom: bool
+    """Its backward runs inside its autocast."""
 
 
 def checkpoint(
@@ -44,6 +46,7 @@ def checkpoint(
     *,
     reentrant: bool,
     offload: bool,
+    custom: bool = False,
     selection: Selection | None,
     keywords: tuple[Tensor, ...] = (),
 ) -> Tensor:
@@ -53,7 +56,9 @@ def checkpoint(
     ``run(*inputs, *keywords)`` must make all its tensors from these and parameters. The non-reentrant form stops the
     recomputation at its last save (early stop); the reentrant one also recomputes and holds the output, and holds
     the incoming gradient throughout. ``offload`` keeps the inputs in host memory instead (unsloth's and axolotl's
-    checkpoint functions, TRL's activation offloading) and brings them back for the recomputation.
+    checkpoint functions, TRL's activation offloading) and brings them back for the recomputation. ``custom``: by such
+    a function, whose ``custom_bwd`` puts its backward inside the autocast too, so that copies of weights outlive it
+    (LLaMA-Factory 0.9.5 model/model_utils/checkpointing.py UnslothGradientCheckpointing).
 
     ``keywords`` are what the closure holds of the forward around it. Without reentry that is until the block's backward
     is over, also where a checkpoint around this one keeps nothing. With reentry no gradient leaves the block through
@@ -121,7 +126,7 @@ def checkpoint(
         while tail and tail[-1] is not out.node:
             tail.pop()
     del tape.nodes[mark:]
-    plan = Plan(run, limit, tape.autocast, shared, tail, selection, ready, beside, through)
+    plan = Plan(run, limit, tape.autocast, shared, tail, selection, ready, beside, through, custom)
     edges = tuple([t.node for t in given])
     shapes = tuple([(t.shape, t.dtype) for t in given])
     node = Node(None, edges, shapes, () if hollow else kept, plan, tape.component)
@@ -132,7 +137,7 @@ def checkpoint(
 
 def replay(tape: Tape, node: Node) -> list[Tensor | None]:
     """Run a checkpointed block again and then backwards; the gradients of its inputs."""
-    run, limit, autocast, shared, tail, selection, ready, beside, through = node.meta
+    run, limit, autocast, shared, tail, selection, ready, beside, through, custom = node.meta
     gates = [Node(None, (), (), (), None, TEMPORARIES) for _ in node.saved] if ready is None else ready.gates
     inputs = []
     for tensor, gate in zip(node.saved, gates):
@@ -145,14 +150,14 @@ def replay(tape: Tape, node: Node) -> list[Tensor | None]:
     # Without reentry it is the first saved tensor asked for that starts the recomputation: sums, casts and
     # multiples at the end of the block, which save none, have run before, and their gradients wait.
     ahead = _ahead(tape, tail, node) if tail and node.grad is not None else None
-    held = None
+    held = casts = None
     if ready is not None:
         ready.begin(tape, inputs)
         root = ready.root
         tape.saves += limit
     else:
         outer = tape.autocast, tape.cast_cache, tape.saves_left
-        tape.autocast, tape.cast_cache = autocast, Casts(shared)
+        tape.autocast, tape.cast_cache = autocast, (casts := Casts(shared))
         tape.saves_left = None if limit is None else tape.saves + limit
         tape.selection = selection.replay() if selection is not None else None
         outside, tape.recalled = tape.recalled, beside
@@ -163,9 +168,10 @@ def replay(tape: Tape, node: Node) -> list[Tensor | None]:
         tape.dry = False
         root = out.node
         if limit is None:
-            held = (out, node.grad)
+            # Its locals: the output, the incoming gradient, and the inputs, also where they have come from the host.
+            held = (out, node.grad, tuple(inputs), casts if custom else None)
         del out
-    del inputs, ready
+    del inputs, ready, casts
     if limit is not None:
         # Saved tensors have gone to the first run's hooks: nothing holds the second run's graph, nor what its nodes
         # hold in attributes.

@@ -233,11 +233,12 @@ class Tape(Unwinding):
         *,
         reentrant: bool,
         offload: bool = False,
+        custom: bool = False,
         selection: Selection | None = None,
         keywords: tuple[Tensor, ...] = (),
     ) -> Tensor:
         """``torch.utils.checkpoint``, see :func:`memlint.estimate.engine.recompute.checkpoint`."""
-        options = {"reentrant": reentrant, "offload": offload}
+        options = {"reentrant": reentrant, "offload": offload, "custom": custom}
         return checkpoint(self, run, inputs, **options, selection=selection, keywords=keywords)
 
     def _accumulate(self, leaf: Leaf, grad: Tensor, cast: bool = False) -> None:

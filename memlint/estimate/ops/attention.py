@@ -210,11 +210,12 @@ def sdpa(
     repeated. ``force``: ``flash`` for flash_attention_2, which takes grouped heads and windows natively.
     """
     b, heads, s, d = q.shape
+    if force is None and k.shape[1] != heads and not (mask is None and d == v.shape[-1] <= 256):
+        # Python repeats what the operator, inside, casts: a single head stays a view until its cast makes it whole.
+        k, v = repeat_kv(f, k, heads), repeat_kv(f, v, heads)
     q, k, v = to_autocast(f, q), to_autocast(f, k), to_autocast(f, v)
     if mask is not None:
         mask = to_autocast(f, mask)
-    if force is None and k.shape[1] != heads and not (mask is None and d == v.shape[-1] <= 256):
-        k, v = repeat_kv(f, k, heads), repeat_kv(f, v, heads)
     grouped = k.shape[1] != heads
     kernel = force or sdpa_backend(q.dtype, d, mask=mask is not None, grouped=grouped, capability=capability)
     if kernel == "math":

@@ -37,7 +37,10 @@ def make_config(source: Mapping[str, Any], remote: str | None = None) -> Any:
     kind = values.pop("model_type", None)
     if kind not in CONFIG_MAPPING:
         raise UserError(f"transformers has no model type {kind!r}, so its code cannot be traced")
-    return AutoConfig.for_model(kind, **values)
+    owner = CONFIG_MAPPING[kind]
+    # What a class computes itself (Falcon's head_dim) cannot be set; an estimate's architecture states it all the same.
+    computed = [key for key in values if isinstance(stated := getattr(owner, key, None), property) and not stated.fset]
+    return AutoConfig.for_model(kind, **{key: value for key, value in values.items() if key not in computed})
 
 
 def make_model(
@@ -58,6 +61,8 @@ def make_model(
     with torch.device(device), no_init_weights():
         options = {"trust_remote_code": True} if remote else {}
         model = owner.from_config(config, dtype=dtype, attn_implementation=attention, **options)
+    if attention == flash.NAME and not getattr(model, "_supports_flash_attn", True):
+        raise UserError(f"transformers' {type(model).__name__} does not run with flash attention")
     stray = any(parameter.device.type == "cpu" for parameter in model.parameters())
     if stray and torch.device(device).type not in ("cpu", "meta"):
         # torch.normal in a constructor (DiffLlama's lambdas) does not heed the device of the context.
