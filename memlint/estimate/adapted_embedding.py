@@ -1,7 +1,7 @@
 """A LoRA branch beside an embedding, where an adapter's targets name one.
 
 Source: peft 0.21 tuners/lora/layer.py, Embedding.forward: ``result + embedding(x, A.T) @ B.T * scaling``, without
-dropout, in the dtype of the branch, then in the base's.
+dropout, in the dtype of the branch, then in the base's; times the base's own scale where it has one.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from memlint.estimate.ops.linear import Weight, linear
 from memlint.job import Lora
 
 if TYPE_CHECKING:
-    from memlint.estimate.build import Build, Embedding
+    from memlint.estimate.build import Build
+    from memlint.estimate.embeddings import Embedding
 
 
 class LoraEmbedding:
@@ -35,7 +36,10 @@ class LoraEmbedding:
         if not f.adapters:
             return result
         dtype = result.dtype
-        result = add(f, result, scale(f, _product(f, self._low(f, ids), self.b)))
+        own = scale(f, _product(f, self._low(f, ids), self.b))
+        if self.base.scaled:
+            own = scale(f, own)  # _get_embed_scale, as the base does
+        result = add(f, result, own)
         return cast(f, result, dtype)
 
     def _low(self, f: Tape, ids: Tensor) -> Tensor:

@@ -12,13 +12,13 @@ from math import prod
 from typing import Any
 
 from memlint.estimate.adapters import LoraLinear, matches, names_tables
+from memlint.estimate.embeddings import Embedding as Embedding
 from memlint.estimate.engine.tape import Leaf, Tape, Tensor
 from memlint.estimate.float8 import Float8
-from memlint.estimate.ops.images import requiring_grad
-from memlint.estimate.ops.linear import Weight, embedding, linear
+from memlint.estimate.ops.linear import Weight, linear
 from memlint.estimate.optimizer_projected import Targets
 from memlint.estimate.peft_kinds import KINDS, default_targets
-from memlint.estimate.peft_prompts import IN_SEQUENCE, PROMPTS, Prompt, in_front, prompt
+from memlint.estimate.peft_prompts import OUTSIDE, PROMPTS, Prefix, prompted
 from memlint.estimate.quantized import QuantizedWeight
 from memlint.estimate.records import Record
 from memlint.estimate.sharding import Sharding
@@ -45,26 +45,6 @@ class Linear:
     def __call__(self, f: Tape, x: Tensor) -> Tensor:
         """x [..., in] -> [..., out]."""
         return linear(f, x, self.weight, self.bias)
-
-
-class Embedding:
-    """nn.Embedding."""
-
-    __slots__ = ("hooked", "prompt", "weight")
-
-    def __init__(self, weight: Weight, hooked: bool = False, prompt: Prompt | None = None) -> None:
-        self.weight = weight
-        self.hooked = hooked
-        self.prompt = prompt
-        """Trained tokens that stand in front of every sequence."""
-
-    def __call__(self, f: Tape, ids: Tensor) -> Tensor:
-        """ids [...] -> [..., H]; with a prompt, ids hold its tokens too."""
-        if self.prompt is not None:
-            words = ids.view(ids.shape[0], ids.shape[1] - self.prompt.shape[0])
-            return in_front(f, self.prompt, embedding(f, self.weight, words))
-        out = embedding(f, self.weight, ids)
-        return requiring_grad(f, out) if self.hooked else out
 
 
 class Build:
@@ -118,6 +98,10 @@ class Build:
         """What the optimizer steps in a low-rank space."""
         self.shared: dict[str, int] = {}
         """Buffers that all layers share, and their bytes."""
+        self.prefix: Prefix | None = None
+        """Method prefix: what stands before the keys and values of every layer."""
+        self.held: list[Tensor] = []
+        """What a model around this one holds until its forward has returned."""
         self.float8 = Float8.of(job)
         """Which linear layers compute in float8."""
         self._packed: dict[tuple[int, int], tuple[QuantizedWeight, tuple[int, ...]]] = {}
@@ -259,16 +243,18 @@ class Build:
         self.records.append(Record(name, shape, weight.quantization.type, False, "", self.count, blocks))
         return weight
 
-    def embedding(self, name: str, rows: int, width: int, *, entry: bool = False) -> Any:
+    def embedding(self, name: str, rows: int, width: int, *, entry: bool = False, scaled: bool = False) -> Any:
         """nn.Embedding(rows, width). ``entry``: get_input_embeddings names it, so checkpointing makes its output
-        require gradients (enable_input_require_grads in modeling_utils.py).
+        require gradients (enable_input_require_grads in modeling_utils.py), and a prompt stands in front of what it
+        gives. ``scaled``: it multiplies its output.
         """
         hooked = entry and self.training.checkpointing.mode != "none"
         weight = self.parameter(f"{name}.weight", rows, width)
         if isinstance(weight.node, Leaf):
             self.tables.add(weight.node)
-        table = prompt(self, width) if entry else None
-        made = Embedding(weight, hooked, table if self.training.method in IN_SEQUENCE else None)
+        made = Embedding(weight, hooked, scaled)
+        if entry and self.training.method in OUTSIDE:
+            return prompted(self, made, width)
         lora = self.lora
         plain = weight.trainable or self.frozen or self.reference or self.training.method not in LORA_METHODS
         if lora is None or plain or not names_tables(lora):

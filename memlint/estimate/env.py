@@ -8,7 +8,7 @@ from memlint.estimate.engine.tape import Tape, Tensor
 from memlint.estimate.kernels import installed
 from memlint.estimate.ops.attention import eager_attention, sdpa
 from memlint.estimate.ops.basic import cat
-from memlint.estimate.peft_prompts import prefixed
+from memlint.estimate.peft_prompts import Prefix
 from memlint.job import Checkpointing, TrainingJob
 from memlint.models.architecture import Architecture
 from memlint.records import dataclass, field
@@ -51,7 +51,7 @@ class Env:
     checkpointing: Checkpointing
     capability: tuple[int, int] | None
     liger: frozenset[str]
-    prefix: int = 0
+    prefix: Prefix | None = None
     """Trained keys and values in front of every layer's own (prefix tuning)."""
     kernels: frozenset[str] = frozenset()
     """Optional packages that run (estimate/kernels.py)."""
@@ -85,7 +85,7 @@ class Env:
         return cls(
             attention=_available(training.attention, job.architecture),
             padding=training.padding,
-            prefix=training.virtual_tokens if training.method == "prefix" else 0,
+            prefix=Prefix(training.virtual_tokens) if training.method == "prefix" else None,
             checkpointing=training.checkpointing,
             capability=capability,
             liger=frozenset(training.liger),
@@ -183,9 +183,10 @@ class Env:
         if self.attention in ("flash", "flex"):
             return None
         wide = window is not None and length >= window
-        if self.attention == "sdpa" and not self.padding and not wide and not blocks and not self.prefix:
+        prefix = self.prefix.tokens if self.prefix is not None and self.prefix.active else 0
+        if self.attention == "sdpa" and not self.padding and not wide and not blocks and not prefix:
             return None
-        seen = length + self.prefix
+        seen = length + prefix
         boolean = f.new((rows if self.padding or self.masked or blocks else 1, 1, length, seen), "bool")
         if wide or self.padding:
             partial = f.new(boolean.shape, "bool")
@@ -224,10 +225,12 @@ class Env:
 
         ``dense``: q is contiguous as [B, h, S, D] (a concatenation), not a transposed view of [B, S, h, D].
         """
-        if self.prefix:
-            k, v = prefixed(f, self.prefix, k), prefixed(f, self.prefix, v)
+        joined = self.prefix is not None and self.prefix.active and causal
+        if joined:
+            assert self.prefix is not None
+            k, v = self.prefix.join(f, k, v)
         if self.attention == "eager":
-            return eager_attention(f, q, k, v, mask, p, softcap=softcap)
+            return eager_attention(f, q, k, v, mask, p, softcap=softcap, joined=joined)
         if self.attention == "sdpa":
             return sdpa(f, q, k, v, mask, causal=causal, capability=self.capability, dense=dense, p=p)
         return sdpa(f, q, k, v, None, force="flash", dense=dense)

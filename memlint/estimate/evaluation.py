@@ -24,6 +24,7 @@ from memlint.estimate.families import registry
 from memlint.estimate.kernels import least, ruled_out
 from memlint.estimate.overhead import device_interval
 from memlint.estimate.parallel import one_gpu
+from memlint.estimate.peft_prompts import with_prompt
 from memlint.estimate.records import slots_of
 from memlint.estimate.result import COMPONENTS, Evaluation
 from memlint.estimate.simulate import world_size
@@ -160,7 +161,7 @@ def _forward(
         "training.loss": loss_of(job),
         "training.checkpointing": Checkpointing(),
     }
-    changed, _ = one_gpu(replace_fields(job, changes))
+    changed, _ = one_gpu(with_prompt(replace_fields(job, changes)))
     tape = Tape()
     tape.grad_enabled = False
     pool = tape.pool

@@ -85,8 +85,8 @@ class Prepared:
         training = job.training
         self.job, self.full = job, full
         build = self.build = Build(job, world)
-        build.run_all_layers = full
         self.env = Env.of(job, capability)
+        build.run_all_layers = full or self.env.prefix is not None
         self.kernels = self.env.kernels
         self.model: Any = registry.build_model(job, build, self.env)
         build.buffer_bytes += sum(build.shared.values())
@@ -172,6 +172,7 @@ class Prepared:
         _phase(tape, "forward", timeline, one_kernel)
         loss = model.loss(tape, output, batch)
         del output
+        build.held.clear()
         if sharding.fully is not None:
             sharding.fully.end_forward()
         tape.component = TEMPORARIES

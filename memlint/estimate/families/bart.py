@@ -13,9 +13,10 @@ from memlint.estimate.engine.pool import LOGITS, TEMPORARIES
 from memlint.estimate.engine.shared import shared
 from memlint.estimate.engine.tape import Tape, Tensor
 from memlint.estimate.env import Batch, Env
-from memlint.estimate.families.pieces import LayerNorm, attend, heads_of, hooked
+from memlint.estimate.families.pieces import LayerNorm, attend, heads_of
 from memlint.estimate.ops.activations import activate, clamped
-from memlint.estimate.ops.basic import add, dropout, scale
+from memlint.estimate.ops.basic import add, dropout
+from memlint.estimate.peft_prompts import words_of
 from memlint.estimate.stack import Stack
 from memlint.models.architecture import Architecture
 from memlint.units import DTYPE_BYTES
@@ -58,7 +59,10 @@ class Attention:
         q = heads_of(self.q_proj(f, x), self.heads, self.width)
         k = heads_of(self.k_proj(f, source), self.heads, self.width)
         v = heads_of(self.v_proj(f, source), self.heads, self.width)
-        out, weights = attend(f, env, q, k, v, mask, self.dropout, causal=causal, style="raw")
+        cached = source is not x and env.prefix is not None and bool(env.prefix.held)
+        if cached and env.prefix is not None:
+            k, v = env.prefix.across(f, k, v)
+        out, weights = attend(f, env, q, k, v, mask, self.dropout, causal=causal, style="raw", joined=cached)
         out = self.out_proj(f, out)
         return out, weights
 
@@ -198,21 +202,17 @@ class Model:
         if a.model_type in EAGER:
             env.attention = "eager"
         rows = b.training.vocab_size or a.vocab_size
-        self.shared = b.embedding("model.shared", rows, a.hidden_size)
+        self.shared = b.embedding("model.shared", rows, a.hidden_size, entry=True, scaled=True)
         self.encoder = Side(a, b, env, "encoder")
+        b.first_layer = b.layers
         self.decoder = Side(a, b, env, "decoder")
+        b.first_layer = 0
         weight = self.shared.weight if a.tie_word_embeddings else b.parameter("lm_head.weight", rows, a.hidden_size)
         self.head = Linear(weight, None)
-        b.first_layer = b.layers
         self.offset_dtype = b.training.precision.weights
-        b.first_layer = 0
         self.biased = a.model_type not in BUFFERED
         if self.biased:
             b.buffer(rows * DTYPE_BYTES[self.offset_dtype])
-
-    def embed(self, f: Tape, ids: Tensor) -> Tensor:
-        """BartScaledWordEmbedding multiplies even by one."""
-        return hooked(f, self.env, scale(f, self.shared(f, ids)))
 
     def __call__(self, f: Tape, batch: Batch) -> tuple[Tensor, Any]:
         """Logits, and the hidden states that the model's forward holds."""
@@ -220,11 +220,11 @@ class Model:
         assert batch.labels is not None
         rows, target = batch.labels.shape
         decoder_ids = f.new((rows, target), "int64")
-        embeds = self.embed(f, batch.ids)
+        embeds = self.shared(f, batch.ids)
         padded = env.mask(f, batch.rows, batch.length, embeds.dtype) if env.padding else None
         hidden = self.encoder(f, embeds, padded, None, None)
         del padded
-        embeds = self.embed(f, decoder_ids)
+        embeds = words_of(self.shared)(f, decoder_ids)
         mask = env.mask(f, rows, target, embeds.dtype)
         padded = None
         if env.padding:

@@ -32,11 +32,11 @@ def eager_biased(
 
 def _biased_backward(f: Tape, node: Node, grad: Tensor) -> tuple[Tensor | None, ...]:
     # _scaled_dot_product_efficient_attention_backward: gradients of q, k, v and, where it is trained, of the whole
-    # bias, which expand's backward then sums over the batch.
+    # bias in rows of a multiple of 16, which expand's backward then sums over the batch.
     scratch = f.new((node.meta,), "uint8")
     grads: list[Tensor | None] = [f.new(shape, dtype) for shape, dtype in node.shapes[:3]]
     q, k = node.shapes[0][0], node.shapes[1][0]
-    grads.append(f.new((q[0], q[1], q[2], k[2]), grad.dtype) if node.edges[3] is not None else None)
+    grads.append(f.new((q[0], q[1], q[2], -(-k[2] // 16) * 16), grad.dtype) if node.edges[3] is not None else None)
     del scratch
     return tuple(grads)
 
@@ -50,17 +50,31 @@ def biased_attention(f: Tape, q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> 
     k = to_autocast(f, k)
     q = to_autocast(f, q)
     b, heads, length, _ = q.shape
+    wide = -(-k.shape[2] // 16) * 16
+    if wide != k.shape[2]:
+        # pad_bias (attention.cpp, torch 2.13): the kernel reads rows of the bias in multiples of 16.
+        padded = f.new((*bias.shape[:-1], wide), bias.dtype)
+        bias = f.record(padded, _narrowed, (bias,), (), bias.shape) if f.needs(bias) else padded
     if f.needs(bias):
         bias = f.record(bias.view(b, *bias.shape[1:]), _anchored_backward, (bias,))
     recorded = f.needs(q, k, v, bias)
     saved = f.save(q, k, v, bias) if recorded else ()
     out = f.new((b, length, heads, v.shape[-1]), q.dtype)
-    lse = f.new((b, heads, length), "fp32")
+    # attention_forward.cu rounds the queries of its log-sum-exp up to 32 (kAlignLSE).
+    lse = f.new((b, heads, -(-length // 32) * 32), "fp32")
     seed, offset = f.new((), "int64"), f.new((), "int64")
     if recorded:
         saved += f.save(out, lse, seed, offset)
         f.record(out, _biased_backward, (q, k, v, bias), saved, efficient_scratch(q, k))
     return out.view(b, length, heads * v.shape[-1])
+
+
+def _narrowed(f: Tape, node: Node, grad: Tensor) -> tuple[Tensor]:
+    # slice's backward goes into zeros as wide as what was padded, of which the padding's keeps a part.
+    zeros = f.like(grad)
+    narrow = f.new(node.meta, grad.dtype)
+    del zeros
+    return (narrow,)
 
 
 def _anchored_backward(f: Tape, node: Node, grad: Tensor) -> tuple[Tensor]:

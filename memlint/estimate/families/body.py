@@ -8,7 +8,6 @@ from memlint.estimate.build import Build
 from memlint.estimate.engine.tape import Tape, Tensor
 from memlint.estimate.env import Batch, Env
 from memlint.estimate.families.norms import Norm
-from memlint.estimate.families.pieces import hooked
 from memlint.estimate.families.rotary import keep_tables, rotary_tables
 from memlint.estimate.families.shapes import Shape, scaled_inside
 from memlint.estimate.ops.basic import add, scale
@@ -47,7 +46,10 @@ class Body:
     def __init__(self, a: Architecture, b: Build, env: Env, s: Shape, *, embed: str = "model.embed_tokens") -> None:
         self.a, self.env, self.shape = a, env, s
         self.rows = b.training.vocab_size or a.vocab_size
-        self.embed = b.embedding(embed, self.rows, a.hidden_size, entry=not scaled_inside(a, s))
+        inside = scaled_inside(a, s)
+        self.embed = b.embedding(embed, self.rows, a.hidden_size, entry=True, scaled=inside)
+        self.scales = s.embed_scale and not inside
+        """The model multiplies what its embedding gives."""
 
     def finish(self, b: Build, width: int, norm: Any = None) -> None:
         """Add the final norm and the two buffers of rotary frequencies, ``width`` rotated columns each."""
@@ -60,8 +62,8 @@ class Body:
     def __call__(self, f: Tape, batch: Batch) -> Tensor:
         """The model's forward up to its last hidden state."""
         x = self.embed(f, batch.ids)
-        if self.shape.embed_scale:
-            x = hooked(f, self.env, scale(f, x))
+        if self.scales:
+            x = scale(f, x)
         return self.body(f, x, batch)
 
     def share(self, f: Tape, x: Tensor) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 from memlint.estimate.build import Build
 from memlint.estimate.engine.tape import Node, Tape, Tensor
 from memlint.estimate.env import Batch, Env
-from memlint.estimate.families.pieces import LayerNorm, attend, heads_of, hooked
+from memlint.estimate.families.pieces import LayerNorm, attend, heads_of
 from memlint.estimate.ops.activations import activate
 from memlint.estimate.ops.attention import softmax
 from memlint.estimate.ops.basic import add, copy, dropout, scale
@@ -132,7 +132,8 @@ class Model:
             env.attention = "eager"
         self.dtype = b.training.precision.weights
         self.dropout = float(a.get("dropout" if self.xglm else "hidden_dropout_prob", 0.0))
-        self.embed = b.embedding(f"{root}.embed_tokens", b.training.vocab_size or a.vocab_size, h)
+        rows = b.training.vocab_size or a.vocab_size
+        self.embed = b.embedding(f"{root}.embed_tokens", rows, h, entry=True, scaled=True)
         rows = int(a.get("max_position_embeddings")) + POSITION_OFFSET
         self.positions: Any = None
         if self.xglm:
@@ -147,7 +148,7 @@ class Model:
         """The model's forward up to its last hidden state."""
         env = self.env
         rows, length = batch.rows, batch.length
-        embeds = hooked(f, env, scale(f, self.embed(f, batch.ids)))
+        embeds = self.embed(f, batch.ids)
         ones = batch.mask or (None if self.xglm else f.new((rows, length), "fp32"))
         env.state["mask"] = env.mask(f, rows, length, embeds.dtype)
         position_ids = f.new((1, length), "int64")

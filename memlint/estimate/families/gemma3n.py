@@ -15,7 +15,6 @@ from memlint.estimate.env import Batch, Env
 from memlint.estimate.families import gemma4
 from memlint.estimate.families.gemma3n_parts import AltUp, Laurel, add_behind, deviation, magnitude, mean_first, stack
 from memlint.estimate.families.gemma4_parts import Norm, Rotation, summed
-from memlint.estimate.families.pieces import hooked
 from memlint.estimate.families.products import Product
 from memlint.estimate.ops.activations import activate
 from memlint.estimate.ops.basic import add, cast, copy, mul, saving_output, scale, slice_of
@@ -176,7 +175,7 @@ class Model(gemma4.Model):
         h, depth = a.hidden_size, a.num_hidden_layers
         rows = b.training.vocab_size or a.vocab_size
         self.blocks = False
-        self.embed = b.embedding("model.embed_tokens", rows, h)
+        self.embed = b.embedding("model.embed_tokens", rows, h, entry=True, scaled=True)
         self.layer_kinds = kinds_of(a, b)
         self.kinds = [kind for kind, _, _ in self.layer_kinds]
         self.layers = Stack(b, self.layer_kinds, lambda build, kind, index: Block(a, build, kind, index, env))
@@ -214,10 +213,6 @@ class Model(gemma4.Model):
         out = scale(f, self.own_embed(f, ids))
         del within
         return out
-
-    def embedded(self, f: Tape, batch: Batch) -> Tensor:
-        """Gemma3nTextScaledWordEmbedding."""
-        return hooked(f, self.env, scale(f, self.embed(f, batch.ids)))
 
     def body(self, f: Tape, x: Tensor, batch: Batch) -> Tensor:
         """Streams, layers, their mean and final norm over embedded inputs x [B, S, H]."""

@@ -12,7 +12,6 @@ from memlint.estimate.engine.tape import Tape, Tensor
 from memlint.estimate.engine.whole import Part, whole
 from memlint.estimate.env import Batch, Env
 from memlint.estimate.families.gemma4_parts import Moe, Norm, Rotation, scaled_in_place, sharing, stored, summed
-from memlint.estimate.families.pieces import hooked
 from memlint.estimate.families.products import Product
 from memlint.estimate.families.shapes import Shape
 from memlint.estimate.ops.activations import activate
@@ -210,7 +209,7 @@ class Model:
         self.blocks = False
         """Image tokens see one another: there is always a mask."""
         self.dtype = b.training.precision.weights
-        self.embed = b.embedding("model.embed_tokens", rows, h)
+        self.embed = b.embedding("model.embed_tokens", rows, h, entry=True, scaled=True)
         b.buffer(4)
         self.kinds = kinds_of(a, b)
         self.layers = Stack(b, self.kinds, lambda build, kind, index: Block(a, build, kind, index, env))
@@ -239,11 +238,7 @@ class Model:
 
     def __call__(self, f: Tape, batch: Batch) -> Tensor:
         """The model's forward up to its last hidden state."""
-        return self.body(f, self.embedded(f, batch), batch)
-
-    def embedded(self, f: Tape, batch: Batch) -> Tensor:
-        """Gemma4TextScaledWordEmbedding."""
-        return hooked(f, self.env, scale(f, self.embed(f, batch.ids)))
+        return self.body(f, self.embed(f, batch.ids), batch)
 
     def inputs(self, f: Tape, x: Tensor, ids: Tensor) -> Tensor:
         """get_per_layer_inputs and project_per_layer_inputs: [B, S, L, P]."""

@@ -12,7 +12,6 @@ from memlint.estimate.engine.tape import Tape, Tensor
 from memlint.estimate.env import Batch, Env
 from memlint.estimate.families.mlp import Mlp
 from memlint.estimate.families.norms import HeadNorms, Norm
-from memlint.estimate.families.pieces import hooked
 from memlint.estimate.families.rotary import keep_tables, partial_rotary, rotary_tables, rotate_both
 from memlint.estimate.families.shapes import Shape, flag, scaled_inside, shape_of
 from memlint.estimate.ops.basic import add, cat, dropout, mul, scale, slice_of
@@ -208,6 +207,8 @@ class Model:
         s = self.shape = shape_of(a)
         rows = b.training.vocab_size or a.vocab_size
         self.embed = self.embedding(b, rows)
+        self.scales = s.embed_scale and not scaled_inside(a, s)
+        """The model multiplies what its embedding gives."""
         self.kinds = layer_kinds(a)
         self.blocks = False
         """Tokens of an image see one another (gemma3, paligemma): there is always a mask."""
@@ -222,7 +223,8 @@ class Model:
 
     def embedding(self, b: Build, rows: int) -> Any:
         """The token embedding."""
-        return b.embedding("model.embed_tokens", rows, self.a.hidden_size, entry=not scaled_inside(self.a, self.shape))
+        inside = scaled_inside(self.a, self.shape)
+        return b.embedding("model.embed_tokens", rows, self.a.hidden_size, entry=True, scaled=inside)
 
     def stack(self, b: Build) -> Any:
         """The layers."""
@@ -231,8 +233,8 @@ class Model:
     def __call__(self, f: Tape, batch: Batch) -> Tensor:
         """The model's forward up to its last hidden state."""
         x = self.embed(f, batch.ids)
-        if self.shape.embed_scale:
-            x = hooked(f, self.env, scale(f, x))
+        if self.scales:
+            x = scale(f, x)
         return self.body(f, x, batch)
 
     def body(self, f: Tape, x: Tensor, batch: Batch) -> Tensor:

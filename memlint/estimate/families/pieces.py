@@ -73,6 +73,7 @@ def attend(
     style: str = "fp32",
     dense: bool = False,
     dense_values: bool = False,
+    joined: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
     """Attention as the job asks for it: q [B, h, S, D], k and v [B, kv, T, D] -> [B, S, h*D], and its weights under
     eager.
@@ -80,11 +81,16 @@ def attend(
     The weights are returned as transformers returns them: the caller's ``_`` keeps them alive until the block is done.
     ``style`` of eager: ``fp32`` for ``softmax(dtype=float32).to(query.dtype)``, ``plain`` for softmax in the dtype of
     the scores and a cast to the values', ``raw`` without that cast, ``upcast`` for gptj's scores in fp32. ``dense``: q
-    and k are contiguous [B, h, S, D] (made by cat), so matmul copies neither; ``dense_values``: v too.
+    and k are contiguous [B, h, S, D] (made by cat), so matmul copies neither; ``dense_values``: v too; ``joined``: k
+    and v.
     """
     k, v = env.cached(f, k, v)
+    if env.prefix is not None and env.prefix.active and causal:
+        k, v = env.prefix.join(f, k, v)
+        joined = True
     if env.attention == "eager":
-        return eager(f, q, k, v, mask, p, style=style, dense=dense, dense_values=dense_values)
+        both, values = (dense, dense or joined), dense_values or joined
+        return eager(f, q, k, v, mask, p, style=style, dense=both, dense_values=values)
     if env.attention == "sdpa":
         return sdpa(f, q, k, v, mask, causal=causal, capability=env.capability, dense=dense, p=p), None
     return sdpa(f, q, k, v, None, causal=causal, force="flash", dense=dense), None
@@ -99,7 +105,7 @@ def eager(
     p: float,
     *,
     style: str,
-    dense: bool,
+    dense: tuple[bool, bool],
     dense_values: bool,
 ) -> tuple[Tensor, Tensor]:
     """eager_attention_forward as gpt2, gpt_neox, opt, gptj, bart, bert and their like write it."""
@@ -107,7 +113,7 @@ def eager(
     loose = b > 1
     repeated = k.shape[1] not in (1, heads)
     k, v = repeat_kv(f, k, heads), repeat_kv(f, v, heads)
-    weights = _scores(f, q, k, style, loose and not dense, loose and not dense and not repeated)
+    weights = _scores(f, q, k, style, loose and not dense[0], loose and not dense[1] and not repeated)
     if mask is not None:
         weights = add(f, weights, mask)
     if style == "fp32":

@@ -41,6 +41,7 @@ def build_model(job: TrainingJob, build: Build, env: Env) -> Trainable:
     architecture = job.architecture
     if architecture is None:
         raise Unsupported("the model's architecture is not known")
+    build.prefix = env.prefix
     own = FRAMEWORKS.get(job.framework.partition(" ")[0])
     if own is not None:
         model = own(job, build, env)

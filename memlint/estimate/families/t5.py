@@ -15,12 +15,12 @@ from memlint.estimate.engine.shared import shared
 from memlint.estimate.engine.tape import Leaf, Tape, Tensor
 from memlint.estimate.env import Batch, Env
 from memlint.estimate.families.bias import BUCKET_SCRATCH, anchored
-from memlint.estimate.families.pieces import hooked
 from memlint.estimate.families.t5_handed import Handed, collect, run_handing
 from memlint.estimate.families.t5_layers import Attention, FeedForward, Norm
 from memlint.estimate.ops.activations import clamped
 from memlint.estimate.ops.basic import add, dropout, scale
 from memlint.estimate.ops.linear import Weight, embedding
+from memlint.estimate.peft_prompts import words_of
 from memlint.estimate.stack import Stack
 from memlint.models.architecture import Architecture
 
@@ -147,8 +147,8 @@ class StackOfBlocks:
 
         def make(build: Build, kind: str, index: int) -> Block:
             block = Block(a, build, kind, index, env, root)
-            self.blocks.append(block)
             block.checkpointed = env.checkpointed(build.first_layer + index)
+            self.blocks.append(block)
             return block
 
         self.layers = Stack(b, kinds, make)
@@ -228,13 +228,13 @@ class Model:
         rows = b.training.vocab_size or a.vocab_size
         if env.attention == "flash":
             env.attention = "eager"
-        self.shared = b.embedding("shared", rows, h)
+        self.shared = b.embedding("shared", rows, h, entry=True)
         layers = int(a.get("num_layers") or a.num_hidden_layers)
         self.encoder = self.stack(a, b, env, "encoder", layers)
-        self.decoder = self.stack(a, b, env, "decoder", int(a.get("num_decoder_layers") or layers))
         b.first_layer = b.layers
-        # T5Config and MT5Config of transformers 5.24 tie always, and take a stated false as "do not scale the outputs".
+        self.decoder = self.stack(a, b, env, "decoder", int(a.get("num_decoder_layers") or layers))
         b.first_layer = 0
+        # T5Config and MT5Config of transformers 5.24 tie always, and take a stated false as "do not scale the outputs".
         self.scaled = a.model_type in ("t5", "umt5") and bool(a.get("scale_decoder_outputs", True))
         if a.config.get("tie_word_embeddings") is False:
             self.scaled = False
@@ -245,12 +245,12 @@ class Model:
         env = self.env
         assert batch.labels is not None
         rows, target = batch.labels.shape
-        embeds = hooked(f, env, self.shared(f, batch.ids))
+        embeds = self.shared(f, batch.ids)
         padded = env.mask(f, batch.rows, batch.length, embeds.dtype) if env.padding else None
         hidden = self.encoder(f, embeds, padded, None, None)
         del embeds, padded
         decoder_ids = f.new((rows, target), "int64")
-        embeds = hooked(f, env, self.shared(f, decoder_ids))
+        embeds = words_of(self.shared)(f, decoder_ids)
         # Only the source has a padding mask; targets are padded with -100 (DataCollatorForSeq2Seq).
         padding, env.padding = env.padding, False
         mask = env.mask(f, rows, target, embeds.dtype)

@@ -127,7 +127,7 @@ class Body:
         blocks = whole.model_type in BLOCKS or text.get("use_bidirectional_attention") == "vision"
         self.text.blocks = blocks and b.training.images > 0
         self.embed = self.text.embed
-        self.scaled = getattr(getattr(self.text, "shape", None), "embed_scale", False)
+        self.scaled = getattr(self.text, "scales", False)
         self.cached = whole.model_type in CACHED and env.checkpointing.mode == "none" and text.get("use_cache", True)
         self.crossing = whole.model_type == "mllama"
         self.held: list[Any] = []

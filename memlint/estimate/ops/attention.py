@@ -42,15 +42,17 @@ def eager_attention(
     *,
     fp32_softmax: bool = True,
     softcap: bool = False,
+    joined: bool = False,
 ) -> Tensor:
     """transformers' eager_attention_forward: q [B, h, S, D], k, v [B, kv, S, D] -> [B, S, h*D].
 
     Source: models/llama/modeling_llama.py of transformers 5.24. ``matmul`` copies operands whose batch and head
-    dimensions cannot be folded: with B > 1 every projection that is a transposed view of [B, S, h, D].
+    dimensions cannot be folded: with B > 1 every projection that is a transposed view of [B, S, h, D], not keys and
+    values that were ``joined``, so that they are contiguous.
     """
     b, heads, s, d = q.shape
     folds = b == 1
-    repeated = k.shape[1] not in (1, heads)
+    repeated = joined or k.shape[1] not in (1, heads)
     dtype = q.dtype
     keys = repeat_kv(f, k, heads)
     values = repeat_kv(f, v, heads)
