@@ -74,7 +74,7 @@ def job_of(name: str) -> TrainingJob:
 
 def traced(name: str) -> dict[str, int]:
     """Peak bytes of every phase of its step, in torchao's code."""
-    from memlint.measure.trace.job import settings_of
+    from memlint.measure.trace.from_job import settings_of
     from memlint.measure.trace.run import trace
 
     peaks = trace(SETUPS[name][0], settings_of(job_of(name), 1), every_layer=True).phase_peaks

@@ -22,5 +22,6 @@ shallow traces (:mod:`.extend`). Reference points: ``python -m memlint.measure.t
 Where things are: ``run`` the step, ``recorder`` the account, ``mode`` what sees the operators, ``cuda_choices`` what a
 machine without a GPU would choose otherwise, ``workspace`` scratch inside kernels, ``sharding`` FSDP2 over ranks that
 do not exist, ``quantised`` and ``bnb_kernels`` bitsandbytes' layers and operators, ``optimizers`` what needs a GPU to
-run, ``job`` and ``compare`` the way from a training job to the contract's estimate and back to the simulated figures.
+run, ``from_job`` a training job as settings, ``job`` its trace in the contract's form of an estimate, ``compare`` that
+beside the simulated figures.
 """

@@ -19,7 +19,7 @@ import torch
 from torch._subclasses import FakeTensor
 
 from memlint.errors import UserError
-from memlint.measure.trace.cuda_choices import CAPABILITY
+from memlint.measure.trace.settings import CAPABILITY
 
 MULTIPROCESSORS = 108
 """Of an A100: gemm_4bit chooses its kernel by it (backends/cuda/ops.py _gemm_4bit_use_custom_cuda)."""

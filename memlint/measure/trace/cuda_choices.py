@@ -16,9 +16,7 @@ import torch
 from torch._subclasses import FakeTensorMode
 
 from memlint.measure.trace.recorder import Recorder
-
-CAPABILITY = (8, 0)
-"""Compute capability of an A100."""
+from memlint.measure.trace.settings import CAPABILITY
 
 
 @contextlib.contextmanager

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from memlint.estimate.float8 import Float8
 
+CAPABILITY = (8, 0)
+"""Compute capability of the GPU whose choices a trace takes: an A100's (:mod:`.cuda_choices`)."""
 DEFAULT_SKIP = ("lm_head",)
 """The job's default: what transformers leaves unquantised by itself (quantizers/base.py get_keys_to_not_convert)."""
 

@@ -39,7 +39,7 @@ def choose(
         return None
     from memlint.measure.trace.build import make_config
     from memlint.measure.trace.extend import layer_kinds
-    from memlint.measure.trace.job import hf_config
+    from memlint.measure.trace.from_job import hf_config
 
     config = make_config(hf_config(job))
     full = int(getattr(config, "num_hidden_layers", 0) or 0)
@@ -90,7 +90,7 @@ def shallow_job(job: TrainingJob, depth: int) -> TrainingJob:
     """Return the job over a model of ``depth`` layers."""
     from memlint.measure.trace.build import make_config
     from memlint.measure.trace.extend import shallow
-    from memlint.measure.trace.job import hf_config
+    from memlint.measure.trace.from_job import hf_config
     from memlint.models.architecture import Architecture
     from memlint.models.config import read_config
 

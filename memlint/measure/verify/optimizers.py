@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from memlint.errors import UserError
-from memlint.measure.trace.job import OPTIMIZERS as TRACED
+from memlint.measure.trace.from_job import OPTIMIZERS as TRACED
 from memlint.measure.trace.optimizers import OPTIMIZERS
 from memlint.measure.verify.quantised import has_bitsandbytes
 from memlint.measure.verify.request import BITSANDBYTES, STAND_INS

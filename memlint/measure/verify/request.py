@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 from memlint.errors import UserError
 from memlint.job import TrainingJob, replace_fields
+from memlint.measure.trace.from_job import OPTIMIZERS, SHARDED, hf_config, never_run, settings_of
 from memlint.records import dataclass
 
 if TYPE_CHECKING:
     from memlint.measure.trace.settings import TraceSettings
 
-SHARDED = ("fsdp", "fsdp2", "hsdp")
 ALONE = ("none", "device-map")
 
 BITSANDBYTES = {
@@ -93,10 +93,8 @@ def job_at_hand(job: TrainingJob, world: int) -> tuple[TrainingJob, tuple[str, .
 
 def plan_run(job: TrainingJob, world: int, device: str) -> Plan:
     """Translate a job. Raises UserError for what no step can run, naming the setting."""
-    from memlint.measure.trace.job import OPTIMIZERS, hf_config, settings_of
-
     training = job.training
-    _refuse(job, tuple(OPTIMIZERS))
+    _refuse(job)
     strategy = "fsdp" if job.parallelism.strategy in SHARDED else "ddp" if world > 1 else "none"
     plain = replace_fields(
         job,
@@ -124,35 +122,21 @@ def plan_run(job: TrainingJob, world: int, device: str) -> Plan:
     )
 
 
-def _refuse(job: TrainingJob, optimizers: tuple[str, ...]) -> None:
-    from memlint.measure.trace.job import HEADS
-
-    training, parallelism = job.training, job.parallelism
-    quantization = training.quantization
-    known = (*optimizers, *BITSANDBYTES)
+def _refuse(job: TrainingJob) -> None:
+    training, quantization = job.training, job.training.quantization
+    strategy, loss = job.parallelism.strategy, training.loss
     checks: tuple[tuple[bool, str, Any], ...] = (
-        (training.objective not in HEADS, "training.objective", training.objective),
-        (training.method not in ("full", "lora", "qlora", "freeze"), "training.method", training.method),
+        *never_run(job),
         (quantization is not None and quantization.bits != 4, "training.quantization.type", _type(quantization)),
-        (training.loss != "standard" and training.objective != "causal-lm", "training.loss", training.loss),
-        (training.loss == "cut-cross-entropy", "training.loss", training.loss),
-        (bool(training.liger), "training.liger", ", ".join(training.liger)),
-        (training.precision.fp8, "training.precision.fp8", "true"),
-        (training.precision.master_weights, "training.precision.master_weights", "true"),
-        (training.optimizer not in known, "training.optimizer", training.optimizer),
-        (training.attention not in ("eager", "sdpa", "flash"), "training.attention", training.attention),
-        (training.varlen, "training.varlen", "true"),
         (
-            training.checkpointing.mode not in ("none", "full") or training.checkpointing.offload,
-            "training.activation_checkpointing",
-            training.checkpointing.mode,
+            loss == "cut-cross-entropy" or (loss != "standard" and training.objective != "causal-lm"),
+            "training.loss",
+            loss,
         ),
-        (training.images > 0, "training.images", training.images),
-        (bool(training.lora and training.lora.kernels), "training.lora.kernels", "true"),
-        (bool(training.lora and training.lora.target_parameters), "training.lora.target_parameters", "set"),
-        (parallelism.strategy not in (*ALONE, "ddp", *SHARDED), "parallelism.strategy", parallelism.strategy),
-        (parallelism.offload != "none", "parallelism.offload", parallelism.offload),
-        *((getattr(parallelism, n) > 1, f"parallelism.{n}", getattr(parallelism, n)) for n in _DIVIDED),
+        (training.precision.fp8, "training.precision.fp8", "true"),
+        (training.optimizer not in (*OPTIMIZERS, *BITSANDBYTES), "training.optimizer", training.optimizer),
+        (training.varlen, "training.varlen", "true"),
+        (strategy not in (*ALONE, "ddp", *SHARDED), "parallelism.strategy", strategy),
     )
     for refused, name, value in checks:
         if refused:
@@ -160,9 +144,6 @@ def _refuse(job: TrainingJob, optimizers: tuple[str, ...]) -> None:
                 f"memlint verify does not run `{name}: {value}`; change it with `--set {name}=...`,"
                 " or use `memlint estimate`"
             )
-
-
-_DIVIDED = ("tensor", "pipeline", "context", "expert")
 
 
 def _type(quantization: Any) -> str:

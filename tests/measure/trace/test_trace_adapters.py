@@ -13,7 +13,7 @@ pytest.importorskip("peft")
 
 from memlint.errors import UserError
 from memlint.job import Precision, Quantization, Training, TrainingJob
-from memlint.measure.trace.job import settings_of
+from memlint.measure.trace.from_job import settings_of
 from memlint.measure.trace.recorder import rounded
 from memlint.measure.trace.settings import LoraSettings
 from tests.measure.trace.shapes import tiny, traced

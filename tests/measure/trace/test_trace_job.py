@@ -100,6 +100,7 @@ def test_events_and_saved_lists(job: Any, tmp_path: Path, capsys: pytest.Capture
         ({"optimizer": "muon"}, "training.optimizer: muon"),
         ({"attention": "flex"}, "training.attention: flex"),
         ({"activation_checkpointing": "selective"}, "training.activation_checkpointing: selective"),
+        ({"method": "qlora", "quantization": {"experts": "linear"}}, "training.quantization.experts: linear"),
     ],
 )
 def test_a_setting_that_no_trace_follows_is_named(job: Any, training: dict[str, Any], setting: str) -> None:
