@@ -13,6 +13,7 @@ from memlint.estimate.build import Build
 from memlint.estimate.engine.tape import Node, Tape, Tensor
 from memlint.estimate.env import Env
 from memlint.estimate.families.body import Body
+from memlint.estimate.families.jitter import jittered
 from memlint.estimate.families.pieces import LayerNorm
 from memlint.estimate.families.rotary import rotate
 from memlint.estimate.families.shapes import Shape
@@ -120,6 +121,7 @@ class Block:
         activation = ffn.get("ffn_act_fn")
         act = str(activation.get("name", "silu")) if isinstance(activation, Mapping) else "silu"
         self.k, self.normalised = int(ffn.get("moe_top_k") or 1), ffn.get("moe_normalize_expert_weights") is not None
+        self.jitters = ffn.get("moe_jitter_eps") is not None
         self.router = b.linear(f"{name}.ffn.router.layer", h, experts)
         self.experts = Experts(b, f"{name}.ffn.experts", experts, h, width, act)
 
@@ -153,7 +155,7 @@ class Block:
     def feed(self, f: Tape, x: Tensor) -> Tensor:
         """DbrxFFN."""
         b, s, h = x.shape
-        x = x.view(b * s, h)
+        x = jittered(f, x, int(self.jitters)).view(b * s, h)
         logits: Tensor = self.router(f, x)
         values, ids = topk(f, softmax(f, logits, logits.dtype), self.k)
         if self.normalised:

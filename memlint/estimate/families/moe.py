@@ -15,6 +15,7 @@ from memlint.estimate.env import Env
 from memlint.estimate.errors import Unsupported, required
 from memlint.estimate.families.body import Body
 from memlint.estimate.families.expert_adapters import ExpertTargets, FoldedRouter, expert_targets, plain_linear
+from memlint.estimate.families.jitter import jitter_of, jittered
 from memlint.estimate.families.llama import Attention, layer_kinds
 from memlint.estimate.families.mixtures import TYPES, Mixture, mixture_of
 from memlint.estimate.families.module_experts import NAMES, LoopedExperts, ModuleExperts, looped
@@ -101,8 +102,8 @@ class Moe:
         experts = required(a, m.experts, "num_experts", "num_local_experts")
         width = required(a, m.width, "intermediate_size")
         self.mixture = m
-        self.env: Env | None = None
-        """Set where the load-balancing loss is taken (output_router_logits)."""
+        self.jitter = jitter_of(a)
+        self.env: Env | None = None  # set where the load-balancing loss is taken (output_router_logits)
         apart = EXPERT_MODULES in a.traits or looped(a, b)
         targets = ExpertTargets() if apart else expert_targets(a, b.lora, name)
         self.router = self.make_router(a, b, f"{name}.{m.gate_name}", experts)
@@ -131,7 +132,7 @@ class Moe:
     def __call__(self, f: Tape, x: Tensor) -> Tensor:
         """x [B, S, H] -> [B, S, H]."""
         b, s, h = x.shape
-        x = x.view(b * s, h)
+        x = jittered(f, x, self.jitter).view(b * s, h)
         first = self.shared(f, x) if self.shared is not None and self.mixture.shared != "after" else None
         logits, weights, ids = self.router(f, x)
         if self.env is not None:

@@ -19,13 +19,23 @@ def _softmax_backward(f: Tape, node: Node, grad: Tensor) -> tuple[Tensor]:
     return (f.like(grad),)
 
 
-def softmax(f: Tape, x: Tensor, dtype: str | None = None) -> Tensor:
-    """``F.softmax``: saves its result; with ``dtype`` the input is converted first (aten SoftMax.cpp).
+def _softmax_backward_in_half(f: Tape, node: Node, grad: Tensor) -> tuple[Tensor]:
+    # _softmax_backward_data is given the input's dtype.
+    return (f.new(grad.shape, "fp16"),)
 
-    Under autocast softmax is on the fp32 list.
+
+def softmax(f: Tape, x: Tensor, dtype: str | None = None) -> Tensor:
+    """``F.softmax``: saves its result; with ``dtype`` the input is converted first, but fp16 to fp32, which the kernel
+    does itself (aten SoftMax.cpp, torch 2.13).
+
+    Under autocast softmax is on the fp32 list, by its ``dtype`` (autocast_mode.h fp32_set_opt_dtype).
     """
     if f.autocast is not None and dtype is None:
         dtype = "fp32"
+    if x.dtype == "fp16" and dtype == "fp32":
+        recorded = f.needs(x)
+        out = f.new(x.shape, dtype)
+        return f.record(out, _softmax_backward_in_half, (x,), f.save(out)) if recorded else out
     converted = cast(f, x, dtype or x.dtype)
     recorded = f.needs(converted)
     out = f.like(converted)
