@@ -33,15 +33,23 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--objectives", metavar="DIR", help="folder of the traced trainers' points (tests/estimate)")
     parser.add_argument("--peers", metavar="DIR", help="make a virtual environment here and compare with other tools")
     parser.add_argument("--docs", metavar="FILE", help="also write the tables as this page")
-    parser.add_argument("--worst", type=int, default=20, metavar="N", help="how many of the worst rows to explain")
+    parser.add_argument("--worst", type=_count, default=20, metavar="N", help="how many of the worst rows to explain")
     return parser.parse_args()
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"`{text}` is no number of rows")
+    return int(text)
 
 
 def main() -> int:
     """Run what was asked for and print the tables."""
     options = arguments()
     if not (options.oracle or options.measured or options.grid or options.objectives):
-        print("nothing to compare with: give --oracle FILE, --measured FILE or --grid FILE", file=sys.stderr)
+        print(
+            "nothing to compare: give --oracle FILE, --measured FILE, --grid FILE or --objectives DIR", file=sys.stderr
+        )
         return 2
     lines: list[str] = []
     comparisons: list[Comparison] = []
@@ -74,17 +82,24 @@ def main() -> int:
             from benchmarks.accuracy.peers import peer_tables
 
             lines += ["## Beside other tools", "", *peer_tables(options.peers, comparisons, predictions)]
-    except (OSError, KeyError, ValueError, subprocess.SubprocessError) as error:
-        what = f"it has no point {error}" if isinstance(error, KeyError) else error
-        print(f"a file could not be compared: {what}", file=sys.stderr)
+    except (OSError, ValueError) as error:
+        print(f"a file could not be compared: {error}", file=sys.stderr)
+        return 2
+    except subprocess.CalledProcessError as error:
+        said = (error.stderr or "").strip().splitlines()[-1:]
+        print(f"the other tools could not be run: {' '.join([str(error), *said])}", file=sys.stderr)
         return 2
     text = "\n".join(lines)
     print(text)
     if options.docs:
         from benchmarks.accuracy.page import page
 
-        with open(options.docs, "w", encoding="utf-8") as handle:
-            handle.write(page(text, datetime.date.today(), options.oracle, options.measured, options.objectives))
+        try:
+            with open(options.docs, "w", encoding="utf-8") as handle:
+                handle.write(page(text, datetime.date.today(), options.oracle, options.measured, options.objectives))
+        except OSError as error:
+            print(f"the page could not be written: {error}", file=sys.stderr)
+            return 2
     return 0
 
 

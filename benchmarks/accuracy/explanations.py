@@ -8,7 +8,7 @@ from __future__ import annotations
 from benchmarks.accuracy.measured import Prediction
 
 _SWIFT = (
-    "the page's data set is `cls-fudan-news-zh` (3234 +- 2547 tokens) with ms-swift's default `truncation_strategy "
+    "the data's samples have {mean} +- {deviation} tokens, and ms-swift's default is `truncation_strategy "
     "delete`: longer samples are left out, so micro batches differ in length and the figure is what the caching "
     "allocator holds after every new longest sample. The order of the samples is not published; other orders of the "
     "same lengths give {low} to {high} GiB (replay of the allocator), {expected} in the middle"
@@ -52,9 +52,10 @@ def explain(prediction: Prediction) -> str | None:
     row = prediction.row
     if row.id in _ROWS:
         return _ROWS[row.id]
-    if row.framework == "ms-swift":
-        low, high = prediction.low / 2**30, prediction.high / 2**30
-        text = _SWIFT.format(low=f"{low:.1f}", high=f"{high:.1f}", expected=f"{prediction.expected / 2**30:.1f}")
+    training = prediction.job.training
+    if row.framework == "ms-swift" and training.length_deviation is not None:
+        sizes = {name: f"{getattr(prediction, name) / 2**30:.1f}" for name in ("low", "high", "expected")}
+        text = _SWIFT.format(mean=training.length_mean, deviation=training.length_deviation, **sizes)
         for word, before in _RULES:
             if word in row["model"].lower():
                 text = before + text

@@ -11,16 +11,16 @@ run again); ``python -m benchmarks.accuracy --grid FILE`` simulates the same job
 from __future__ import annotations
 
 import argparse
-import json
-import os
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from benchmarks.accuracy.grid_models import HEADED, REAL, TYPES
-from benchmarks.accuracy.grid_tables import compared
+from benchmarks.accuracy.grid_tables import FIELDS, compared
+from benchmarks.lines import add_line, known_lines
 from memlint.job import Lora, Precision, Training, TrainingJob, replace_fields
+from memlint.measure.trace.from_job import settings_of
 from memlint.models.architecture import Architecture
 from memlint.models.catalog import find
 from memlint.models.config import read_config
@@ -74,13 +74,6 @@ UNCHECKPOINTED = ("albert", "openai-gpt", "ctrl", "squeezebert")
 """Types whose class offers no activation checkpointing."""
 LARGE = ("bf16 checkpointing", "autocast checkpointing", "lora", "lora checkpointing", "bf16 padding")
 """Setups of the models at their own size, at 2048 tokens."""
-HEADS = {
-    "causal-lm": "causal",
-    "masked-lm": "mlm",
-    "sequence-classification": "seqcls",
-    "token-classification": "tokcls",
-    "seq2seq-lm": "seq2seq",
-}
 Point = tuple[str, str, TrainingJob, dict[str, Any]]
 
 
@@ -129,38 +122,11 @@ def job_of(config: dict[str, Any], setup: str, batch: int, objective: str) -> Tr
     return replace_fields(start, SETUPS[setup])
 
 
-TRACED_OPTIMIZERS = {"adamw-8bit": "adam8bit"}
-"""Names of the tracer's own."""
-
-
-def settings_of(job: TrainingJob) -> Any:
-    """The trace settings of a job."""
-    from memlint.measure.trace.settings import LoraSettings, TraceSettings
-
-    training = job.training
-    lora = training.lora
-    mode = training.checkpointing.mode
-    return TraceSettings(
-        head=HEADS[training.objective],
-        target_seq=training.target_sequence_length,
-        batch=training.micro_batch_size,
-        seq=training.sequence_length,
-        padding=training.padding,
-        weights=training.precision.weights,
-        autocast=training.precision.autocast,
-        checkpointing="none" if mode == "none" else "reentrant" if training.checkpointing.reentrant else "nonreentrant",
-        attention=training.attention,
-        optimizer=TRACED_OPTIMIZERS.get(training.optimizer, training.optimizer),
-        accumulation=training.gradient_accumulation_steps,
-        lora=None if lora is None else LoraSettings(rank=lora.rank, dropout=lora.dropout),
-    )
-
-
 def traced(kind: str, setup: str, job: TrainingJob, config: dict[str, Any]) -> dict[str, Any]:
     """Trace one point: what its line in the file holds."""
     from memlint.measure.trace.run import trace
 
-    result = trace({**config, "model_type": job.model}, settings_of(job))
+    result = trace({**config, "model_type": job.model}, settings_of(job, 1))
     return {
         "type": kind,
         "setup": setup,
@@ -170,24 +136,28 @@ def traced(kind: str, setup: str, job: TrainingJob, config: dict[str, Any]) -> d
     }
 
 
-def kept(path: str | None) -> list[dict[str, Any]]:
-    """Points that an earlier run wrote."""
-    if path is None or not os.path.exists(path):
-        return []
-    with open(path, encoding="utf-8") as handle:
-        return [json.loads(line) for line in handle if line.strip()]
+def none_unknown(asked: list[str] | None, known: Iterable[str]) -> None:
+    """Raise ValueError where a name is asked for that the grid does not have."""
+    wrong = [name for name in asked or () if name not in known]
+    if wrong:
+        raise ValueError(f"the grid has no model {', '.join(wrong)}: see benchmarks/accuracy/grid_models.py")
 
 
 def main() -> int:
-    """Run the grid and print a line a point and the summary."""
+    """Run the grid and print a line a point."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--types", type=lambda text: text.split(","))
-    parser.add_argument("--limit", type=int)
+    parser.add_argument("--types", type=lambda text: text.split(","), help="model types, or IDs of published models")
+    parser.add_argument("--limit", type=int, help="stop when the file holds so many points")
     parser.add_argument("--every", type=int, default=1, help="only every N-th point")
     parser.add_argument("--output", help="JSON-lines file of all points; those in it are not run again")
     options = parser.parse_args()
     warnings.simplefilter("ignore")
-    rows = kept(options.output)
+    try:
+        rows = known_lines(options.output, FIELDS)
+        none_unknown(options.types, (*TYPES, *HEADED, *REAL))
+    except ValueError as error:
+        print(error, file=sys.stderr)
+        return 2
     done = {(row["type"], row["setup"]) for row in rows}
     for number, point in enumerate(points(options.types)):
         if number % options.every or (options.limit is not None and len(rows) >= options.limit) or point[:2] in done:
@@ -199,8 +169,7 @@ def main() -> int:
             continue
         rows.append(row)
         if options.output:
-            with open(options.output, "a", encoding="utf-8") as handle:
-                handle.write(json.dumps(row) + "\n")
+            add_line(options.output, row)
         found = compared(row, point[2])
         print(f"{found.name:24} {found.setup:28} {found.error:+8.3%} {found.phase}/{found.traced_phase}", flush=True)
     return 0

@@ -9,22 +9,27 @@ Needs bitsandbytes beside the measure extra. ``grid_quantised.jsonl`` beside thi
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
 import warnings
 from collections.abc import Iterator
 from typing import Any
 
+from benchmarks.accuracy.grid import none_unknown
 from benchmarks.accuracy.grid_models import TYPES
-from benchmarks.accuracy.grid_tables import Compared, by
+from benchmarks.accuracy.grid_tables import Compared, by, job_in
+from benchmarks.lines import Point as Line
+from benchmarks.lines import add_line, known_lines
 from memlint.estimate.simulate import Step, run_step
 from memlint.job import Lora, Precision, Quantization, Training, TrainingJob, replace_fields
+from memlint.measure.trace.settings import CAPABILITY
 from memlint.models.architecture import Architecture
 from memlint.models.catalog import find
 from memlint.models.config import read_config
 
 FILE = os.path.join(os.path.dirname(__file__), "grid_quantised.jsonl")
+FIELDS = ("type", "setup", "phase_peaks", "parameter_bytes", "forward_end_bytes")
+"""Of a line of that file."""
 HALF = Precision(weights="bf16", autocast=None)
 AUTOCAST = Precision(weights="bf16", autocast="bf16")
 """The frozen half base that trainers load, under their autocast: what most QLoRA runs are."""
@@ -147,7 +152,7 @@ def _job(config: dict[str, Any], setup: str, batch: int, length: int, rank: int,
 
 def traced(kind: str, setup: str, job: TrainingJob) -> dict[str, Any]:
     """Trace one point: what its line in the file holds."""
-    from memlint.measure.trace.job import hf_config, settings_of
+    from memlint.measure.trace.from_job import hf_config, settings_of
     from memlint.measure.trace.run import trace
 
     result = trace(hf_config(job), settings_of(job, 1))
@@ -160,25 +165,22 @@ def traced(kind: str, setup: str, job: TrainingJob) -> dict[str, Any]:
     }
 
 
-def kept(path: str = FILE) -> list[dict[str, Any]]:
+def kept(path: str = FILE) -> list[Line]:
     """Points that an earlier run wrote."""
-    if not os.path.exists(path):
-        return []
-    with open(path, encoding="utf-8") as handle:
-        return [json.loads(line) for line in handle if line.strip()]
+    return known_lines(path, FIELDS)
 
 
 def simulated(job: TrainingJob) -> Step:
     """The simulated step of a point, on the A100 of the traces."""
-    return run_step(job, (8, 0))
+    return run_step(job, CAPABILITY)
 
 
 def compared(rows: list[dict[str, Any]]) -> list[tuple[Compared, dict[str, float]]]:
-    """Simulate the jobs of traced points; beside each, the error of every phase. KeyError: a point the grid lacks."""
+    """Simulate the jobs of traced points; beside each, the error of every phase. ValueError: a point the grid lacks."""
     jobs = {(kind, setup): job for kind, setup, job in points()}
     found = []
     for row in rows:
-        job = jobs[row["type"], row["setup"]]
+        job = job_in(jobs, row)
         step = simulated(job)
         phases = {phase.phase: phase.peak_bytes for phase in step.timeline}
         top, traced_top = max(phases, key=phases.__getitem__), max(row["phase_peaks"], key=row["phase_peaks"].get)
@@ -220,7 +222,12 @@ def main() -> int:
     parser.add_argument("--output", default=FILE, help="JSON-lines file of all points; those in it are not run again")
     options = parser.parse_args()
     warnings.simplefilter("ignore")
-    done = {(row["type"], row["setup"]) for row in kept(options.output)}
+    try:
+        done = {(row["type"], row["setup"]) for row in kept(options.output)}
+        none_unknown(options.types, (*CHECKED, *REAL))
+    except ValueError as error:
+        print(error, file=sys.stderr)
+        return 2
     for kind, setup, job in points(options.types):
         if (kind, setup) in done:
             continue
@@ -229,11 +236,10 @@ def main() -> int:
         except Exception as problem:  # a point that cannot be traced is reported, not hidden
             print(f"{kind:26} {setup:38} not traced: {type(problem).__name__}: {str(problem)[:80]}", flush=True)
             continue
-        with open(options.output, "a", encoding="utf-8") as handle:
-            handle.write(json.dumps(row) + "\n")
+        add_line(options.output, row)
         phases = {phase.phase: phase.peak_bytes for phase in simulated(job).timeline}
-        error = max(phases.values()) / max(row["phase_peaks"].values()) - 1
-        print(f"{kind:26} {setup:38} {error:+9.4%}", flush=True)
+        off = max(phases.values()) / max(row["phase_peaks"].values()) - 1
+        print(f"{kind:26} {setup:38} {off:+9.4%}", flush=True)
     return 0
 
 

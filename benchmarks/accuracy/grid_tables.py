@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import statistics
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from benchmarks.accuracy.oracle import elements
 from benchmarks.accuracy.tables import percent, table
+from benchmarks.lines import read_lines
 from memlint.estimate.simulate import run_step
 from memlint.job import TrainingJob
+from memlint.measure.trace.settings import CAPABILITY
+
+FIELDS = ("type", "setup", "peak", "phase", "parameters")
+"""Of a line of the grid's file."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +43,7 @@ ids, which the checkpointed layers hold (8 bytes a token)."""
 def compared(row: dict[str, Any], job: TrainingJob) -> Compared:
     """Simulate the job of a traced point."""
     assert job.architecture is not None
-    step = run_step(job, (8, 0))
+    step = run_step(job, CAPABILITY)
     peak = max(step.timeline, key=lambda phase: phase.peak_bytes)
     return Compared(
         name=row["type"],
@@ -47,21 +52,27 @@ def compared(row: dict[str, Any], job: TrainingJob) -> Compared:
         error=peak.peak_bytes / row["peak"] - 1,
         phase=peak.phase,
         traced_phase=row["phase"],
-        parameters=sum(r.count * r.numel for r in step.build.records if r.base) - row["parameters"],
+        parameters=elements(step) - row["parameters"],
     )
 
 
 def compare_grid(path: str) -> list[Compared]:
     """Simulate every point of a file that ``benchmarks.accuracy.grid`` wrote.
 
-    Raises KeyError for a point that the grid no longer has.
+    Raises OSError, and ValueError for a line that is no point, or a point that the grid no longer has.
     """
     from benchmarks.accuracy.grid import points
 
     jobs = {(kind, setup): job for kind, setup, job, _ in points(None)}
-    with open(path, encoding="utf-8") as handle:
-        rows = [json.loads(line) for line in handle if line.strip()]
-    return [compared(row, jobs[row["type"], row["setup"]]) for row in rows]
+    return [compared(row, job_in(jobs, row)) for row in read_lines(path, FIELDS)]
+
+
+def job_in(jobs: Mapping[tuple[str, str], TrainingJob], row: dict[str, Any]) -> TrainingJob:
+    """The job of a point that was written. Raises ValueError where the grid has it no longer."""
+    found = jobs.get((str(row["type"]), str(row["setup"])))
+    if found is None:
+        raise ValueError(f"the grid has no point `{row['type']}`, `{row['setup']}`")
+    return found
 
 
 def grid_tables(path: str) -> list[str]:

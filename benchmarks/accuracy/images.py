@@ -25,15 +25,15 @@ from unittest import mock
 import torch
 
 from benchmarks.accuracy import media
+from benchmarks.accuracy.media import LENGTH, ROWS, idefics_features, ids, module_of, unchecked
 from memlint.estimate.simulate import run_step
-from memlint.measure.trace.settings import LoraSettings, TraceSettings
+from memlint.measure.trace.settings import CAPABILITY, LoraSettings, TraceSettings
 from tests.estimate.test_vision_family import SETUPS, job
 from tests.estimate.vision_configs import CONFIGS
 
 build_module: Any = importlib.import_module("memlint.measure.trace.build")
 run_module: Any = importlib.import_module("memlint.measure.trace.run")
 
-ROWS, LENGTH = 2, 512
 TRACED: dict[str, dict[str, Any]] = {
     "bf16": {},
     "autocast": {"weights": "fp32", "autocast": "bf16"},
@@ -59,7 +59,7 @@ class Numbers:
     def __getitem__(self, at: Any) -> Any:
         if isinstance(at, tuple):
             # grid[sequences, axis]: a number a token.
-            return _ids(len(at[0]))
+            return ids(len(at[0]))
         return Numbers(self.values[at]) if isinstance(at, slice) else self.values[at]
 
     def __sub__(self, other: Numbers) -> Numbers:
@@ -80,7 +80,7 @@ class Numbers:
 
     def cumsum(self, dim: int) -> torch.Tensor:
         """Sums as a tensor, whose values nobody looks at."""
-        return _ids(len(self.values))
+        return ids(len(self.values))
 
     def tolist(self) -> list[Any]:
         """The values."""
@@ -120,30 +120,12 @@ def _as_tensor(value: Any, **options: Any) -> Any:
     return value if isinstance(value, Numbers) else _AS_TENSOR(value, **options)
 
 
-def _ids(*shape: int) -> torch.Tensor:
-    return torch.empty(shape, dtype=torch.long, device="cuda")
-
-
 def _deepstack(self: Any, hidden: torch.Tensor, mask: torch.Tensor, features: torch.Tensor) -> torch.Tensor:
     hidden = hidden.clone()
-    row, column = _ids(len(features)), _ids(len(features))
+    row, column = ids(len(features)), ids(len(features))
     local = hidden[row, column, :] + features
     hidden[row, column, :] = local
     return hidden
-
-
-def _idefics_features(self: Any, pixels: torch.Tensor, mask: Any = None, **options: Any) -> Any:
-    batch, images, *rest = pixels.shape
-    pixels = pixels.to(dtype=self.dtype).view(batch * images, *rest)
-    empty = (pixels == 0.0).sum(dim=(-1, -2, -3))
-    del empty
-    pixels = pixels[_ids(batch * images)].contiguous()
-    side = rest[-1] // 14
-    patches = torch.ones((batch * images, side, side), dtype=torch.bool, device="cuda")
-    outputs = self.vision_model(pixel_values=pixels, patch_attention_mask=patches, **options)
-    features = self.connector(outputs.last_hidden_state)
-    outputs.pooler_output = [part.reshape(-1, part.shape[-1]) for part in features.split([images] * batch)]
-    return outputs
 
 
 def _given(kind: str, setup: str) -> tuple[dict[str, Any], list[tuple[Any, str, Any]]]:
@@ -151,10 +133,8 @@ def _given(kind: str, setup: str) -> tuple[dict[str, Any], list[tuple[Any, str, 
     if kind in media.GIVEN:
         return media.GIVEN[kind]()
     name = CONFIGS[kind]["model_type"].removesuffix("_thinker")
-    module: Any = importlib.import_module(f"transformers.models.{name}.modeling_{name}")
-    patches: list[tuple[Any, str, Any]] = []
-    if hasattr(module, "torch_compilable_check"):
-        patches.append((module, "torch_compilable_check", lambda *args, **options: None))
+    module = module_of(name)
+    patches = unchecked(module)
     shape = job(kind).training
     if kind.startswith(("qwen", "glm")):
         return _qwen(kind, module, patches)
@@ -184,16 +164,16 @@ def _given(kind: str, setup: str) -> tuple[dict[str, Any], list[tuple[Any, str, 
     elif kind in ("idefics3", "smolvlm"):
         inputs = {"pixel_values": pixels.view(ROWS, 1, 3, side, side)}
         owner = module.Idefics3Model if kind == "idefics3" else module.SmolVLMModel
-        patches.append((owner, "get_image_features", _idefics_features))
+        patches.append((owner, "get_image_features", idefics_features(False)))
     elif kind in ("gemma3", "paligemma"):
-        inputs["token_type_ids"] = _ids(ROWS, LENGTH)
+        inputs["token_type_ids"] = ids(ROWS, LENGTH)
     elif kind == "mllama":
         tiles = tower["max_num_tiles"]
         inputs = {
             "pixel_values": pixels.new_empty(ROWS, 1, tiles, 3, side, side),
-            "aspect_ratio_ids": _ids(ROWS, 1),
-            "aspect_ratio_mask": _ids(ROWS, 1, tiles),
-            "cross_attention_mask": _ids(ROWS, LENGTH, 1, tiles),
+            "aspect_ratio_ids": ids(ROWS, 1),
+            "aspect_ratio_mask": ids(ROWS, 1, tiles),
+            "cross_attention_mask": ids(ROWS, LENGTH, 1, tiles),
         }
     return inputs, patches
 
@@ -205,12 +185,12 @@ def _qwen(kind: str, module: Any, patches: list[tuple[Any, str, Any]]) -> tuple[
     across = [min(4, side // 2 - at) for at in range(0, side // 2, 4)]
     windows = Numbers([0, *accumulate([4 * high * wide for high in across for wide in across] * ROWS)])
     replaced: dict[str, Callable[..., Any]] = {
-        "get_vision_position_ids": lambda *args, **options: _ids(count, 2),
+        "get_vision_position_ids": lambda *args, **options: ids(count, 2),
         "get_vision_attention_seqlens": lambda *args, **options: (starts, None),
-        "get_vision_window_index": lambda *args, **options: (_ids(count // 4), windows),
+        "get_vision_window_index": lambda *args, **options: (ids(count // 4), windows),
         "get_max_seqlen": lambda *args, **options: None,
         "get_vision_interpolation_indices_and_weights": lambda *args, **options: (
-            _ids(count, 4),
+            ids(count, 4),
             torch.empty(count, 4, device="cuda"),
         ),
     }
@@ -225,7 +205,7 @@ def _qwen(kind: str, module: Any, patches: list[tuple[Any, str, Any]]) -> tuple[
         patches.append((text, "_deepstack_process", _deepstack))
     pixels = torch.empty(count, 3 * 2 * patch**2, device="cuda")
     grid = Numbers([(1, side, side)] * ROWS)
-    return {"pixel_values": pixels, "image_grid_thw": grid, "position_ids": _ids(3, ROWS, LENGTH)}, patches
+    return {"pixel_values": pixels, "image_grid_thw": grid, "position_ids": ids(3, ROWS, LENGTH)}, patches
 
 
 def traced(kind: str, setup: str) -> Any:
@@ -241,7 +221,7 @@ def traced(kind: str, setup: str) -> Any:
             given, patches = _given(kind, setup)
             for owner, name, value in patches:
                 stack.enter_context(mock.patch.object(owner, name, value, create=name == "image_outputs"))
-            return {"input_ids": _ids(ROWS, LENGTH), "labels": _ids(ROWS, LENGTH), **given}
+            return {"input_ids": ids(ROWS, LENGTH), "labels": ids(ROWS, LENGTH), **given}
 
         head = "AutoModelForMultimodalLM" if kind in media.AUDIO else "AutoModelForImageTextToText"
         stack.enter_context(mock.patch.dict(build_module.HEADS, {"causal": head}))
@@ -264,13 +244,16 @@ def main() -> int:
     parser.add_argument("--types", type=lambda text: text.split(","), default=list(CONFIGS))
     parser.add_argument("--setups", type=lambda text: text.split(","), default=list(SETUPS))
     options = parser.parse_args()
+    unknown = [name for name in options.types if name not in CONFIGS] + [n for n in options.setups if n not in SETUPS]
+    if unknown:
+        parser.error(f"no type or setup is called {', '.join(unknown)}: see tests/estimate/vision_configs.py")
     warnings.simplefilter("ignore")
     errors = []
     for kind in options.types:
         for setup in options.setups:
             peak = traced(kind, setup).peak_bytes
             changes = {**SETUPS[setup], "training.padding": kind in PADDED_TYPES}
-            step = run_step(job(kind, changes), (8, 0))
+            step = run_step(job(kind, changes), CAPABILITY)
             simulated = max(phase.peak_bytes for phase in step.timeline)
             errors.append(abs(simulated / peak - 1))
             print(f"{kind:14} {setup:14} traced {peak:11} simulated {simulated / peak - 1:+.3%}", flush=True)

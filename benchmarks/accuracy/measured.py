@@ -54,6 +54,11 @@ class Prediction:
         return None if truth is None else self.low <= truth <= self.high
 
     @property
+    def unknown_gpu(self) -> bool:
+        """The row names a GPU that memlint does not know, so that there is no verdict."""
+        return self.job.hardware.target is not None and self.verdict == "unknown"
+
+    @property
     def width(self) -> float:
         """Width of the interval, as a share of the figure (of the prediction where there is none)."""
         return (self.high - self.low) / (self.row.measured_bytes or self.expected)
@@ -76,6 +81,8 @@ def _predicted(row: Row, known: dict[str, Estimate]) -> Prediction:
     if key not in known:
         known[key] = simulate(job, target)
     estimate = known[key]
+    if not estimate.trainable_parameters:
+        raise Inexpressible(f"nothing of the model is called `{row['lora_targets'][:60]}`")
     expected, low, high = in_metric(row["metric"], job, estimate)
     for other in alternatives(row, job):
         # What the source leaves open and the estimate had to take for granted widens its interval.

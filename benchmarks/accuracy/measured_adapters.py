@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from benchmarks.accuracy.measured_rows import Row
+from benchmarks.accuracy.measured_rows import Row, whole
 from benchmarks.accuracy.skipped import Inexpressible
 from memlint.job import Lora, Quantization
 
@@ -32,21 +32,29 @@ TARGETS = {
     "output_proj": ("o_proj",),
 }
 """Module names of code that came with a checkpoint -> names of the shape that stands for it."""
+EXPRESSION = re.compile(r"[(\[|*]")
+"""What no module name holds, but the regular expressions do that PEFT takes instead of names."""
+MOST_RANK = 65536
+"""Highest rank that a job may have (schemas/job.schema.json)."""
+PLAIN = r"(bf16|fp16|fp32|fp16/bf16|16-bit( \(AUTO.*\))?)?"
+"""``param_dtype`` of weights that are not quantised; an empty cell is taken as plain."""
 
 
 def lora_of(row: Row, hidden_size: int) -> Lora:
     """The adapter of a row: rank, targets by the names of the shape that stands for the model, dtype and dropout.
 
-    Raises Inexpressible for an OFT row that does not state its number of blocks.
+    Raises Inexpressible for a rank that is none, and for an OFT row that does not state its number of blocks.
     """
     framework = row.framework
-    words = [w for w in re.split(r"\+", row["lora_targets"]) if w]
+    words = _words(row["lora_targets"])
     saved: tuple[str, ...] = ()
     if "emb" in words:
         words = [w for w in words if w not in ("emb", "lm_head")]
         saved = ("embed_tokens", "lm_head")
     targets: str | tuple[str, ...]
-    if words in (["all-linear"], []):
+    if words and EXPRESSION.search(words[0]):
+        targets = words[0]
+    elif words in (["all-linear"], []):
         targets = "all-linear" if words else "default"
         if framework == "torchtune":
             targets = ("q_proj", "v_proj", "output_proj", "mlp")
@@ -60,7 +68,9 @@ def lora_of(row: Row, hidden_size: int) -> Lora:
             expanded.extend(both)
         targets = tuple(expanded)
     half = framework in ("litgpt", "torchtune")
-    rank = int(row["lora_rank"]) if row["lora_rank"].isdecimal() else 0
+    rank = whole(row["lora_rank"] or "0")
+    if rank is None or rank > MOST_RANK or (row["lora_rank"] and not rank):
+        raise Inexpressible(f"lora_rank `{row['lora_rank'][:20]}`")
     if row["method"] == "oft" and not 0 < rank <= hidden_size:
         raise Inexpressible("OFT's number of blocks is not stated")
     return Lora(
@@ -74,6 +84,14 @@ def lora_of(row: Row, hidden_size: int) -> Lora:
     )
 
 
+def _words(targets: str) -> list[str]:
+    """Names joined by ``+``; a regular expression, which has a ``+`` of its own, stays whole."""
+    if targets.startswith("framework default"):
+        # ms-swift 2.x llm/utils/model.py LoRATM: c_attn, query_key_value, W_pack or the three that these stand for.
+        return ["c_attn"]
+    return [targets] if EXPRESSION.search(targets) else [word for word in targets.split("+") if word]
+
+
 def _dropout(row: Row) -> float:
     # config_hub/finetune of litgpt and its scripts: 0.05; torchtune's recipes and axolotl's examples: 0.0 and 0.05;
     # Qwen's finetune.py, ms-swift and LLaMA-Factory defaults: 0.05, 0.05, 0.0.
@@ -83,7 +101,10 @@ def _dropout(row: Row) -> float:
 
 
 def quantization_of(row: Row) -> Quantization | None:
-    """The quantised base that a row's ``param_dtype`` names; None for a plain one."""
+    """The quantised base that a row's ``param_dtype`` names; None for a plain one.
+
+    Raises Inexpressible for another form of storage.
+    """
     stored = row["param_dtype"].lower()
     if "gptq" in stored or "awq" in stored:
         bits = 8 if "int8" in stored else 4
@@ -104,4 +125,6 @@ def quantization_of(row: Row) -> Quantization | None:
             # Its examples of mixtures say `quantize_moe_experts`, or `llama4_linearized_experts`.
             experts = "linear" if "linearized" in row["model"].lower() else "fused"
         return Quantization(type="nf4", bits=4, double_quant=double, kbit_preparation=prepared, experts=experts)
+    if not re.fullmatch(PLAIN, stored, re.IGNORECASE):
+        raise Inexpressible(f"param_dtype `{row['param_dtype'][:40]}`")
     return None

@@ -7,7 +7,7 @@ from typing import Any
 
 from benchmarks.accuracy.measured_adapters import KINDS, PEFT, lora_of, quantization_of
 from benchmarks.accuracy.measured_models import architecture_of
-from benchmarks.accuracy.measured_rows import Row
+from benchmarks.accuracy.measured_rows import OVERFULL, Row, whole
 from benchmarks.accuracy.measured_versions import versions_of
 from benchmarks.accuracy.skipped import MOST_TOKENS, Inexpressible
 from memlint.job import (
@@ -59,6 +59,19 @@ GPUS = {
 """Published GPU name, lower case -> target; other names are tried as they are."""
 
 
+WORDS: dict[str, tuple[str, ...]] = {
+    "attention": ("flash", "eager", "sdpa", "flex", "xformers", "unknown"),
+    "compute_dtype": ("bf16", "fp16", "fp32", "fp16/bf16"),
+    "fused_ce": ("none", "chunked", "liger", "unknown"),
+    "compile": ("yes", "no", "unknown"),
+    "cpu_offload": ("yes", "no"),
+    "oom": ("yes", "no"),
+}
+"""What these columns may say; an empty cell is unknown. Another word is a setting that no job has."""
+MOST_ACCUMULATION = 10**6
+"""Most micro batches of a step that a job may have (schemas/job.schema.json)."""
+
+
 def _attention(row: Row) -> str:
     if row["attention"] in ("flash", "eager"):
         return row["attention"]
@@ -83,11 +96,13 @@ METRICS = ("max_memory_allocated", "active", "max_memory_reserved", "nvidia_smi"
 def job_of(row: Row) -> TrainingJob:
     """Turn a row into a job. Raises Inexpressible with the reason when it says too little or too much."""
     if row.gpus != 1:
-        raise Inexpressible("several GPUs" if row.gpus else f"num_gpus `{row['num_gpus']}` is no count")
+        raise Inexpressible("several GPUs" if row.gpus else f"num_gpus `{row['num_gpus'][:20]}` is no count")
+    if row[OVERFULL]:
+        raise Inexpressible("more cells than the file has columns")
     for name in ("seq_len", "micro_batch"):
         if not row[name].isdecimal():
             raise Inexpressible("length or micro batch is not stated")
-        if not 0 < int(row[name]) <= MOST_TOKENS:
+        if not 0 < (whole(row[name]) or 0) <= MOST_TOKENS:
             raise Inexpressible(f"{name} {row[name][:20]} is out of bounds")
     if row["measured_gib"] and row.measured_bytes is None:
         raise Inexpressible(f"measured_gib `{row['measured_gib'][:20]}` is no size")
@@ -101,12 +116,18 @@ def job_of(row: Row) -> TrainingJob:
     framework = row.framework
     if framework == "unsloth":
         raise Inexpressible("unsloth replaces the model's forward and backward by kernels of its own")
+    for name, words in WORDS.items():
+        if row[name] and row[name] not in words:
+            raise Inexpressible(f"{name} `{row[name][:40]}`")
     if framework == "qwen-finetune" and architecture.num_hidden_layers < 80:
         # These rows were printed with Qwen's first code; 72B came after its masks were gone.
         architecture = replace(architecture, traits=architecture.traits | {MASK_PER_LAYER})
     method = KINDS.get(row["method"], row["method"])
     if method not in ("full", "lora", "qlora", "dora", "adapter", "adapter_v2", *KINDS.values()):
         raise Inexpressible(f"method {method}")
+    quantization = quantization_of(row)
+    if method == "qlora" and quantization is None:
+        raise Inexpressible(f"qlora over weights in `{row['param_dtype'][:40]}`")
     return TrainingJob(
         model=row["model"],
         architecture=architecture,
@@ -115,7 +136,7 @@ def job_of(row: Row) -> TrainingJob:
             method="lora" if method == "dora" else method,
             lora=lora_of(row, architecture.hidden_size) if method in ("lora", "qlora", "dora", *PEFT) else None,
             virtual_tokens=_virtual_tokens(row, architecture),
-            quantization=quantization_of(row),
+            quantization=quantization,
             micro_batch_size=int(row["micro_batch"]),
             sequence_length=int(row["seq_len"]),
             packing="packed" in row["packing_or_real_len"],
@@ -146,7 +167,7 @@ def _padding(row: Row) -> bool:
 
 def _virtual_tokens(row: Row, architecture: Architecture) -> int:
     """Tokens of a trained prompt, from the row's count of what trains."""
-    stated = re.search(r"trainable (\d+)", row["notes"])
+    stated = re.search(r"trainable (\d{1,12})(?!\d)", row["notes"])
     width = architecture.hidden_size
     if row["method"] == "prefix_tuning":
         heads = architecture.get("num_attention_heads", 1)
@@ -162,12 +183,13 @@ def _virtual_tokens(row: Row, architecture: Architecture) -> int:
 def _accumulation(row: Row) -> int:
     """Micro batches a step; some sources give the global batch instead (``global batch 16``)."""
     stated = row["grad_accum"] or "1"
-    if stated.isdigit():
-        return int(stated)
-    whole = re.fullmatch(r"global batch (\d+)", stated)
-    if whole is None:
-        raise Inexpressible(f"accumulation {stated}")
-    return max(1, int(whole.group(1)) // int(row["micro_batch"]))
+    count = whole(stated)
+    if count is None:
+        batch = whole(stated.removeprefix("global batch ")) or 0
+        count = max(1, batch // int(row["micro_batch"])) if batch else 0
+    if not 0 < count <= MOST_ACCUMULATION:
+        raise Inexpressible(f"accumulation {stated[:40]}")
+    return count
 
 
 def _lengths(row: Row) -> dict[str, Any]:
@@ -179,7 +201,7 @@ def _lengths(row: Row) -> dict[str, Any]:
     """
     if row.framework in ("litgpt", "torchtune"):
         return {}
-    stated = re.search(r"token mean (\d+) \(sd (\d+)\)", row["packing_or_real_len"])
+    stated = re.search(r"token mean (\d{1,8}) \(sd (\d{1,8})\)", row["packing_or_real_len"])
     if stated:
         return {
             "length_mean": int(stated.group(1)),

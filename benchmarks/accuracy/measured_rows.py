@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import csv
+import io
 import re
 from dataclasses import dataclass
+from typing import Any
 
 GIB = 2**30
 MOST_GIB = 1024
 """More than any GPU has; beyond it a cell is no size in GiB."""
+OVERFULL = "(beyond the columns)"
+"""What a row holds in more cells than the file has columns: a comma too many has shifted the others."""
+
+
+def whole(text: str) -> int | None:
+    """The number that a cell of digits states; None for any other cell, and for more digits than any setting has."""
+    return int(text) if re.fullmatch(r"[0-9]{1,12}", text) else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,16 +68,14 @@ class Row:
     @property
     def gpus(self) -> int:
         """Number of GPUs; 1 where the cell is empty, 0 where it is no number."""
-        stated = self["num_gpus"] or "1"
-        return int(stated) if stated.isdecimal() else 0
+        return whole(self["num_gpus"] or "1") or 0
 
     @property
     def measured_bytes(self) -> int | None:
         """Published bytes; None for a bound, a run out of memory, and a cell that holds no size."""
-        try:
-            size = float(self["measured_gib"])
-        except ValueError:
+        if not re.fullmatch(r"[0-9]{1,6}(\.[0-9]*)?|\.[0-9]+", self["measured_gib"]):
             return None
+        size = float(self["measured_gib"])
         return int(size * GIB) if 0 < size < MOST_GIB else None
 
     @property
@@ -127,10 +134,28 @@ NEEDED = ("id", "framework", "model", "method", "seq_len", "micro_batch", "measu
 
 
 def read_rows(path: str) -> list[Row]:
-    """Read a file of measured rows; one without a name is named by its line. ValueError: the file has no such columns."""
-    with open(path, newline="", encoding="utf-8-sig") as handle:
-        reader = csv.DictReader(handle)
+    """Read a file of measured rows; one without a name is named by its line.
+
+    Raises ValueError for a file that is no such table, naming the line where it has one.
+    """
+    with open(path, "rb") as handle:
+        content = handle.read()
+    try:
+        text = io.StringIO(content.decode("utf-8-sig"), newline="")
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        raise ValueError(f"{path}:{line}: the line is no UTF-8 text") from None
+    # strict: a quote that is never closed would otherwise swallow every row behind it.
+    reader = csv.DictReader(text, strict=True)
+    try:
         missing = [name for name in NEEDED if name not in (reader.fieldnames or ())]
         if missing:
             raise ValueError(f"{path} has no column {', '.join(missing)}")
-        return [Row({**cells, "id": (cells["id"] or "").strip() or f"line {reader.line_num}"}) for cells in reader]
+        return [_row(cells, f"line {reader.line_num}") for cells in reader]
+    except csv.Error as error:
+        raise ValueError(f"{path}:{reader.line_num + 1}: {error}") from None
+
+
+def _row(cells: dict[Any, Any], name: str) -> Row:
+    beyond = "".join(cells.pop(None, ()))
+    return Row({**cells, OVERFULL: beyond, "id": (cells["id"] or "").strip() or name})

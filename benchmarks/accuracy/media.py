@@ -182,27 +182,35 @@ def ovis2() -> Given:
     return {"pixel_values": torch.empty(ROWS, 3, 224, 224, device="cuda")}, patches
 
 
-def idefics2() -> Given:
-    """One image of 420 x 420 a row, which fills the batch."""
-    module, side = module_of("idefics2"), 420
+def idefics_features(masked_connector: bool) -> Callable[..., Any]:
+    """``get_image_features`` of an Idefics model whose images fill the batch; whether its connector takes their mask."""
 
     def features(self: Any, pixels: torch.Tensor, mask: Any = None, **options: Any) -> Any:
-        pixels = pixels.to(dtype=self.dtype).view(ROWS, *pixels.shape[2:])
+        batch, images, *rest = pixels.shape
+        count, side = batch * images, rest[-1] // 14
+        pixels = pixels.to(dtype=self.dtype).view(count, *rest)
         empty = (pixels == 0.0).sum(dim=(-1, -2, -3))
         del empty
-        pixels = pixels[ids(ROWS)].contiguous()
-        patches = torch.ones((ROWS, side // 14, side // 14), dtype=torch.bool, device="cuda")
+        pixels = pixels[ids(count)].contiguous()
+        patches = torch.ones((count, side, side), dtype=torch.bool, device="cuda")
         outputs = self.vision_model(pixel_values=pixels, patch_attention_mask=patches, **options)
-        tokens = self.connector(outputs.last_hidden_state, attention_mask=patches.view(ROWS, -1))
-        outputs.pooler_output = [part.reshape(-1, part.shape[-1]) for part in tokens.split([1] * ROWS)]
+        given = {"attention_mask": patches.view(count, -1)} if masked_connector else {}
+        tokens = self.connector(outputs.last_hidden_state, **given)
+        outputs.pooler_output = [part.reshape(-1, part.shape[-1]) for part in tokens.split([images] * batch)]
         return outputs
 
+    return features
+
+
+def idefics2() -> Given:
+    """One image of 420 x 420 a row, which fills the batch."""
+    module = module_of("idefics2")
     patches: Patches = [
         *unchecked(module),
-        (module.Idefics2Model, "get_image_features", features),
+        (module.Idefics2Model, "get_image_features", idefics_features(True)),
         (module, "create_bidirectional_mask", masked(False)),
     ]
-    return {"pixel_values": torch.empty(ROWS, 1, 3, side, side, device="cuda")}, patches
+    return {"pixel_values": torch.empty(ROWS, 1, 3, 420, 420, device="cuda")}, patches
 
 
 GIVEN: dict[str, Callable[[], Given]] = {

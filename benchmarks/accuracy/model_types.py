@@ -12,13 +12,12 @@ from collections.abc import Iterator
 from benchmarks.accuracy.tables import percent, table
 from memlint.estimate.simulate import run_step
 from memlint.job import Training, TrainingJob, replace_fields
+from memlint.measure.trace.settings import CAPABILITY
 from tests.estimate import family_points, traced
 from tests.estimate.test_vision_family import SETUPS, SINGLE, SINGLE_PEAKS, job
 from tests.estimate.vision_configs import PADDED, PEAKS
 
 FILES = ("decoders", "encoders", "experts", "further", "heads", "hybrid", "media", "recent", "seq2seq", "text")
-A100 = (8, 0)
-"""The traces pick their attention kernels as an A100 would."""
 Error = tuple[str, str, float]
 """Family, model type, simulated over traced peak less one."""
 
@@ -26,7 +25,7 @@ Error = tuple[str, str, float]
 def errors() -> Iterator[Error]:
     """Simulate every run."""
     for made, reference in runs():
-        step = run_step(made, A100)
+        step = run_step(made, CAPABILITY)
         simulated = max(phase.peak_bytes for phase in step.timeline)
         assert made.architecture is not None
         yield made.architecture.family, made.architecture.model_type, simulated / reference - 1

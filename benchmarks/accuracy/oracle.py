@@ -9,8 +9,9 @@ from typing import Any
 from benchmarks.accuracy.skipped import MOST_TOKENS, Inexpressible, Skipped, failure
 from memlint.estimate.errors import Unsupported
 from memlint.estimate.optimizer import RULES
-from memlint.estimate.simulate import run_step
+from memlint.estimate.simulate import Step, run_step
 from memlint.job import Checkpointing, Precision, Training, TrainingJob
+from memlint.measure.trace.settings import CAPABILITY
 from memlint.models.architecture import Architecture
 from memlint.models.config import read_config
 
@@ -37,8 +38,6 @@ CHECKPOINTING = {
 ATTENTION = {name: name for name in ("eager", "sdpa", "flash")}
 SIZES = ("peak_bytes", "param_bytes", "grad_bytes", "optim_bytes", "fwd_end_bytes", "static_before_fwd_bytes")
 """What a point is compared with."""
-A100 = (8, 0)
-"""The points' attention kernels are picked as an A100 would."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +50,8 @@ class Comparison:
     static: int
     forward_end: int
     phases: dict[str, int]
+    parameters: int
+    """Elements of the model."""
 
     @property
     def error(self) -> float:
@@ -73,7 +74,7 @@ class Comparison:
 def read_points(path: str) -> list[dict[str, Any] | Skipped]:
     """Read a file of reference points; a line that holds none says so in its place."""
     found: list[dict[str, Any] | Skipped] = []
-    with open(path, encoding="utf-8-sig") as handle:
+    with open(path, "rb") as handle:
         for number, line in enumerate(handle, 1):
             if not line.strip():
                 continue
@@ -142,7 +143,7 @@ def compare(point: dict[str, Any]) -> Comparison | Skipped:
     """Predict one point, or say why not."""
     try:
         _sizes(point)
-        step = run_step(job_of(point), A100)
+        step = run_step(job_of(point), CAPABILITY)
     except (Inexpressible, Unsupported) as reason:
         return Skipped(str(point["id"]), str(reason))
     except Exception as problem:  # one point must not take the others' tables away; the table names it
@@ -155,7 +156,13 @@ def compare(point: dict[str, Any]) -> Comparison | Skipped:
         static=sum(step.static.values()),
         forward_end=step.forward_end_bytes,
         phases={phase.phase: phase.peak_bytes for phase in step.timeline},
+        parameters=elements(step),
     )
+
+
+def elements(step: Step) -> int:
+    """Elements of the model of a simulated step, adapters left out."""
+    return sum(record.count * record.numel for record in step.build.records if record.base)
 
 
 def compare_all(path: str) -> tuple[list[Comparison], list[Skipped]]:

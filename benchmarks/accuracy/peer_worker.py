@@ -75,22 +75,16 @@ def torch_preflight(case):
 
 
 def accelerate(case):
-    """accelerate estimate-memory: training with Adam, four times the weights; no batch, no length, no adapters."""
+    """accelerate estimate-memory: training with Adam, four times the weights; no batch, no length, no adapters.
+
+    It counts the elements of a model on the meta device, whose config comes from the hub: they are given to it here.
+    """
     from accelerate.commands.estimate import estimate_training_usage
 
     if case["quantized"] or case["method"] != "full":
         return None
-    config = case["config"]
-    hidden, layers = config["hidden_size"], config["num_hidden_layers"]
-    kv = config.get("num_key_value_heads") or config["num_attention_heads"]
-    width = config.get("head_dim") or hidden // config["num_attention_heads"]
-    inner = config.get("intermediate_size") or 4 * hidden
-    gated = 3 if case["model_type"] not in ("gpt2", "opt", "gpt_neox", "bloom", "falcon", "bert", "t5") else 2
-    layer = hidden * width * (2 * config["num_attention_heads"] + 2 * kv) + gated * hidden * inner
-    tables = 1 if config.get("tie_word_embeddings", True) else 2
-    parameters = layers * layer + tables * config["vocab_size"] * hidden
     names = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
-    usage = estimate_training_usage(parameters * 4, names[case["autocast"] or case["weights"]])
+    usage = estimate_training_usage(case["parameters"] * 4, names[case["autocast"] or case["weights"]])
     return max(value for value in usage.values() if value >= 0)
 
 

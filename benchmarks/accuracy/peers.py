@@ -17,37 +17,38 @@ from typing import Any
 
 from benchmarks.accuracy.measured import Prediction
 from benchmarks.accuracy.oracle import Comparison, job_of
+from benchmarks.accuracy.peer_worker import PEERS
 from benchmarks.accuracy.tables import percent, table
 from memlint.job import TrainingJob
 
-REQUIREMENTS = ("vramcalc==0.1.2", "torch-preflight==0.5.0")
+REQUIREMENTS = {"vramcalc": "vramcalc==0.1.2", "torch_preflight": "torch-preflight==0.5.0"}
+"""Module -> what installs it. A further peer: a line here, and a function in ``peer_worker.py`` with its name in PEERS."""
+Case = tuple[str, int, float]
+"""Traced or measured, the figure in bytes, and memlint's absolute error."""
 WORKER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "peer_worker.py")
 
 
 def peer_tables(folder: str, comparisons: Sequence[Comparison], predictions: Sequence[Prediction]) -> list[str]:
     """Mean and worst absolute error of each peer, and memlint's on the same rows."""
-    cases: list[tuple[str, TrainingJob, int, float]] = [
-        ("traced", job_of(c.point), int(c.point["peak_bytes"]), abs(c.error)) for c in comparisons
-    ]
+    asked = [settings_of(job_of(c.point), c.parameters) for c in comparisons]
+    cases: list[Case] = [("traced", int(c.point["peak_bytes"]), abs(c.error)) for c in comparisons]
     for p in predictions:
         if p.row.graded and p.row.measured_bytes is not None:
-            cases.append(("measured", p.job, p.row.measured_bytes, abs(p.error or 0.0)))
-    asked = [settings_of(job) for _, job, _, _ in cases]
+            asked.append(settings_of(p.job, p.estimate.parameters))
+            cases.append(("measured", p.row.measured_bytes, abs(p.error or 0.0)))
     answers = _ask(_environment(folder), asked) + _ask(sys.executable, asked)
     rows = []
     for kind in ("traced", "measured"):
-        for peer in ("vramcalc", "torch-preflight", "accelerate"):
+        for peer in PEERS:
             rows += _rows(kind, peer, cases, [a for a in answers if a["peer"] == peer])
     head = ("against", "peer", "rows it can express", "its mean", "its worst", "memlint's mean", "memlint's worst")
     text = "Errors are absolute and relative to the figure; a peer's own prediction of the peak, overheads included."
     return [text, "", *table(head, rows)]
 
 
-def _rows(
-    kind: str, peer: str, cases: Sequence[tuple[str, TrainingJob, int, float]], answers: Sequence[dict[str, Any]]
-) -> list[tuple[str, ...]]:
+def _rows(kind: str, peer: str, cases: Sequence[Case], answers: Sequence[dict[str, Any]]) -> list[tuple[str, ...]]:
     pairs = [
-        (abs(answer["bytes"] / cases[answer["case"]][2] - 1), cases[answer["case"]][3])
+        (abs(answer["bytes"] / cases[answer["case"]][1] - 1), cases[answer["case"]][2])
         for answer in answers
         if cases[answer["case"]][0] == kind
     ]
@@ -58,13 +59,14 @@ def _rows(
     return [(kind, peer, str(len(pairs)), *map(percent, shown))]
 
 
-def settings_of(job: TrainingJob) -> dict[str, Any]:
-    """The plain settings that a peer's adapter reads."""
+def settings_of(job: TrainingJob, parameters: int) -> dict[str, Any]:
+    """The plain settings that a peer's adapter reads; ``parameters``: elements of the model."""
     training, a = job.training, job.architecture
     assert a is not None
     return {
         "config": {key: value for key, value in a.config.items() if isinstance(value, (int, float, str, bool))},
         "model_type": a.model_type,
+        "parameters": parameters,
         "objective": training.objective,
         "method": training.method,
         "quantized": training.quantization is not None,
@@ -83,15 +85,19 @@ def settings_of(job: TrainingJob) -> dict[str, Any]:
 
 
 def _environment(folder: str) -> str:
-    """Python of the peers' environment, made when it is not there."""
+    """Python of the peers' environment, made when it is not there or lacks one of them."""
     python = os.path.join(folder, "bin", "python")
     if not os.path.exists(python):
-        subprocess.run([sys.executable, "-m", "venv", folder], check=True)
-        subprocess.run([python, "-m", "pip", "install", "--quiet", *REQUIREMENTS], check=True)
+        _run([sys.executable, "-m", "venv", folder])
+    if subprocess.run([python, "-c", f"import {', '.join(REQUIREMENTS)}"], capture_output=True).returncode:
+        _run([python, "-m", "pip", "install", "--quiet", *REQUIREMENTS.values()])
     return python
+
+
+def _run(command: list[str], text: str | None = None) -> str:
+    return subprocess.run(command, input=text, capture_output=True, text=True, check=True).stdout
 
 
 def _ask(python: str, asked: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     text = "\n".join(json.dumps(settings) for settings in asked)
-    done = subprocess.run([python, WORKER], input=text, capture_output=True, text=True, check=True)
-    return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    return [json.loads(line) for line in _run([python, WORKER], text).splitlines() if line.startswith("{")]

@@ -23,6 +23,7 @@ from unittest import mock
 import torch
 
 from benchmarks.accuracy.media import Patches, fake, ids, masked, module_of, unchecked
+from benchmarks.lines import read_lines, write_lines
 from memlint.measure.trace.settings import TraceSettings
 
 build_module: Any = importlib.import_module("memlint.measure.trace.build")
@@ -222,11 +223,9 @@ def traced(point: dict[str, Any]) -> dict[str, Any]:
 
 def lines(types: list[str] | None) -> Iterator[dict[str, Any]]:
     """Every line of the file, traced anew where its type is asked for."""
-    with open(PATH, encoding="utf-8") as file:
-        for text in file:
-            point = json.loads(text)
-            wanted = not types or point["config"]["model_type"] in types
-            yield traced(point) if wanted else point
+    for point in read_lines(PATH):
+        wanted = not types or point["config"]["model_type"] in types
+        yield traced(point) if wanted else point
 
 
 def main() -> int:
@@ -235,13 +234,16 @@ def main() -> int:
     parser.add_argument("--types", type=lambda text: text.split(","))
     parser.add_argument("--output", default="-")
     options = parser.parse_args()
+    kinds = {point["config"]["model_type"] for point in read_lines(PATH)}
+    unknown = [name for name in options.types or () if name not in kinds]
+    if unknown:
+        parser.error(f"no line is of the type {', '.join(unknown)}: {', '.join(sorted(kinds))}")
     warnings.simplefilter("ignore")
-    made = [json.dumps(line, sort_keys=True) for line in lines(options.types)]
+    made = list(lines(options.types))
     if options.output == "-":
-        print("\n".join(made))
+        print("\n".join(json.dumps(point, sort_keys=True) for point in made))
     else:
-        with open(options.output, "w", encoding="utf-8") as file:
-            file.write("\n".join(made) + "\n")
+        write_lines(options.output, made, sort_keys=True)
     return 0
 
 

@@ -43,7 +43,12 @@ def summary_cells(summary: Summary) -> tuple[str, ...]:
 
 def measured_tables(predictions: Sequence[Prediction], skipped: Sequence[Skipped], worst: int) -> list[str]:
     """Headline, tables by metric, framework, method and family, worst rows, rows left out."""
+    if not predictions:
+        return left_out(skipped) or ["The file holds no row.", ""]
     graded = [p for p in predictions if p.row.graded]
+    if not graded:
+        return ["No row is graded: one GPU, complete, length exact or near the cap.", "", *other_rows(predictions),
+                *left_out(skipped)]  # fmt: skip
     lines = ["### Graded rows: one GPU, complete, length exact or near the cap", ""]
     lines += headline(graded, verdicts(graded))
     keys = (
@@ -78,6 +83,9 @@ def headline(graded: Sequence[Prediction], found: Verdicts) -> list[str]:
     missed = f"{len(found.false_fits)} of {found.failed}{_named(found.false_fits)}"
     lines.append(f"* called `oom` although it ran: {wrong}")
     lines.append(f"* called `fits` although it went out of memory: {missed}")
+    unknown = [p.row.id for p in graded if p.unknown_gpu]
+    if unknown:
+        lines.append(f"* not judged, since memlint does not know the GPU they name: {len(unknown)}{_named(unknown)}")
     return [*lines, ""]
 
 

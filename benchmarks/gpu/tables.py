@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from collections.abc import Mapping
@@ -12,6 +11,8 @@ if __package__ in (None, ""):  # started by its path
     sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
 
 from benchmarks.gpu.run import SKIPPED
+from benchmarks.lines import read_lines
+from memlint.errors import UserError
 from memlint.measure.verify.calibrate import error_statistics, overheads, read_reports
 from memlint.units import MIB, gib
 
@@ -39,7 +40,7 @@ def markdown(path: str) -> str:
         "What lies beside the tensors, in MiB, measured and predicted:",
         _overheads(reports),
     ]
-    skipped = [line for line in _lines(path) if line.get("kind") == SKIPPED]
+    skipped = [line for line in read_lines(path) if line.get("kind") == SKIPPED]
     if skipped:
         parts.append(
             "Not run: " + "; ".join(f"{_cell(line['name'])} ({_cell(line['reason'])})" for line in skipped) + "."
@@ -104,11 +105,6 @@ def _overheads(reports: list[dict[str, Any]]) -> str:
     return "\n".join(rows)
 
 
-def _lines(path: str) -> list[dict[str, Any]]:
-    with open(path, encoding="utf-8") as handle:
-        return [json.loads(line) for line in handle if line.strip()]
-
-
 def _cell(text: Any) -> str:
     return " ".join(str(text).split()).replace("|", "\\|")
 
@@ -119,7 +115,14 @@ def main(argv: list[str] | None = None) -> int:
     if len(given) != 1:
         print("usage: python -m benchmarks.gpu.tables FILE", file=sys.stderr)
         return 2
-    sys.stdout.write(markdown(given[0]))
+    try:
+        sys.stdout.write(markdown(given[0]))
+    except (UserError, OSError, ValueError) as error:
+        print(error, file=sys.stderr)
+        return 2
+    except (KeyError, TypeError) as error:
+        print(f"{given[0]}: a report is broken ({error!r:.80})", file=sys.stderr)
+        return 2
     return 0
 
 

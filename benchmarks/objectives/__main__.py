@@ -173,8 +173,8 @@ PHASES = ("forward", "loss", "backward", "clip", "optimizer")
 def main() -> int:
     """Print a line a point and the summary."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--only", type=lambda text: text.split(","))
-    parser.add_argument("--output")
+    parser.add_argument("--only", type=lambda text: text.split(","), help="objectives; other points of FILE stay")
+    parser.add_argument("--output", metavar="FILE")
     parser.add_argument("--llamafactory", action="store_true", help="its points instead of TRL's")
     parser.add_argument("--liger", action="store_true", help="Liger's chunked losses (TRL 1.9, liger-kernel, triton)")
     options = parser.parse_args()
@@ -182,7 +182,7 @@ def main() -> int:
     release = "0.24" if options.llamafactory else ".".join(str(part) for part in VERSION)
     chosen = factory_points() if options.llamafactory else liger_points() if options.liger else points()
     wanted = ({**p, "trl": release} for p in chosen if not options.only or p["objective"] in options.only)
-    return report(wanted, trace_point, simulated, title, PHASES, options.output)
+    return report(wanted, trace_point, simulated, title, PHASES, options.output, part=bool(options.only))
 
 
 if __name__ == "__main__":

@@ -165,13 +165,13 @@ def trace(point: dict[str, Any]) -> TraceResult:
 def main() -> int:
     """Print a line a point and the summary."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--only", help="part of the titles of the points to trace")
-    parser.add_argument("--output")
+    parser.add_argument("--only", help="part of the titles of the points to trace; others of FILE stay")
+    parser.add_argument("--output", metavar="FILE")
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     chosen = (point for point in points() if not options.only or options.only in title(point))
-    return report(chosen, trace, simulated, title, PHASES, options.output)
+    return report(chosen, trace, simulated, title, PHASES, options.output, part=bool(options.only))
 
 
 if __name__ == "__main__":

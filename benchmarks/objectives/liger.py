@@ -33,9 +33,11 @@ LOSSES = {
 
 
 def loss_class(kind: str) -> Any:
-    """A loss of liger_kernel.chunked_loss, without the package's Triton kernels."""
+    """A loss of liger_kernel.chunked_loss, without the package's Triton kernels. Raises ImportError."""
     if "liger_kernel.chunked_loss" not in sys.modules:
-        place = next(p for p in sys.path if os.path.isdir(os.path.join(p, "liger_kernel", "chunked_loss")))
+        place = next((p for p in sys.path if os.path.isdir(os.path.join(p, "liger_kernel", "chunked_loss"))), None)
+        if place is None:
+            raise ImportError("there is no liger_kernel on the path")
         for name in ("liger_kernel", "liger_kernel.chunked_loss"):
             package: Any = types.ModuleType(name)
             package.__path__ = [os.path.join(place, *name.split("."))]

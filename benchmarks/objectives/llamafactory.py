@@ -28,17 +28,13 @@ NAMES: dict[str, tuple[str, ...]] = {
 FOLDERS = {"reward": "rm", "orpo": "dpo", "simpo": "dpo"}
 
 
-def installed() -> bool:
-    """Whether LLaMA-Factory can be found."""
-    return importlib.util.find_spec("llamafactory") is not None
-
-
 def functions_of(
     path: str, wanted: tuple[str, ...], scope: dict[str, Any], package: str = "llamafactory"
 ) -> dict[str, Any]:
-    """Functions and methods of a source file by name, compiled without their decorators."""
+    """Functions and methods of a source file by name, compiled without their decorators. Raises ImportError."""
     spec = importlib.util.find_spec(package)
-    assert spec is not None and spec.origin is not None
+    if spec is None or spec.origin is None:
+        raise ImportError(f"there is no {package} on the path")
     with open(os.path.join(os.path.dirname(spec.origin), path), encoding="utf-8") as stream:
         tree = ast.parse(stream.read())
     body: list[ast.stmt] = [ast.ImportFrom("__future__", [ast.alias("annotations")], 0)]

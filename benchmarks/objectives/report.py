@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import statistics
+import sys
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from benchmarks.lines import Point, known_lines, replaced, write_lines
 from memlint.estimate.simulate import Step
 
-Point = dict[str, Any]
+TRACED = ("parameters", "phase_peaks", "forward_end_bytes")
+"""What a trace adds to a point; the rest describes it."""
 
 
 def report(
@@ -19,12 +22,31 @@ def report(
     title: Callable[[Point], str],
     phases: tuple[str, ...],
     output: str | None,
+    part: bool = False,
 ) -> int:
-    """Trace each point, print a line of it and a summary, and write the points with what was traced to ``output``."""
+    """Trace each point, print a line of it and a summary, and write the points with what was traced to ``output``.
+
+    A point takes the place of the same one in that file. Those that were not traced stay in it where only a ``part`` was
+    asked for, and until all others are traced.
+    """
     errors: list[float] = []
     rows: list[Point] = []
+    try:
+        old = known_lines(output)
+    except ValueError as error:
+        print(error, file=sys.stderr)
+        return 2
+    failed = 0
     for point in points:
-        result = trace(point)
+        try:
+            result = trace(point)
+        except ImportError as error:
+            print(f"{title(point)}: cannot be traced here: {error}", file=sys.stderr)
+            return 2
+        except Exception as problem:  # a point that cannot be traced is reported, not hidden
+            print(f"{title(point)}: not traced: {type(problem).__name__}: {str(problem)[:200]}", file=sys.stderr)
+            failed += 1
+            continue
         traced = {name: result.phase_peaks[name] for name in phases if name in result.phase_peaks}
         point["parameters"], point["phase_peaks"] = result.parameters, traced
         if hasattr(result, "fwd_end_bytes"):
@@ -41,7 +63,15 @@ def report(
             flush=True,
         )
         if output:
-            with open(output, "w", encoding="utf-8") as file:
-                file.writelines(json.dumps(row, sort_keys=True) + "\n" for row in rows)
+            write_lines(output, replaced(old, rows, _description), sort_keys=True)
+    if not errors:
+        print("no point is called so" if not failed else "no point could be traced", file=sys.stderr)
+        return 2
+    if output and not part and not failed:
+        write_lines(output, rows, sort_keys=True)
     print(f"{len(errors)} points: median error {statistics.median(errors):.4%}, worst {max(errors):.3%}")
-    return 0
+    return 1 if failed else 0
+
+
+def _description(point: Point) -> str:
+    return json.dumps({name: value for name, value in point.items() if name not in TRACED}, sort_keys=True)

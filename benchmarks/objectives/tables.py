@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import glob
-import json
 import os
 import statistics
 from collections.abc import Callable
 from typing import Any
 
 from benchmarks.accuracy.tables import percent, table
+from benchmarks.lines import read_lines
 from memlint.estimate.simulate import Step
 from tests.estimate import contrastive_points, ppo_points
 from tests.estimate.objective_points import simulated
@@ -18,27 +18,35 @@ TRAINERS = {"1.16": "TRL 1.16.0", "1.9": "TRL 1.9.0", "0.24": "LLaMA-Factory 0.9
 """``trl`` of a point -> what ran."""
 LIGER = "TRL 1.9.0 with Liger-Kernel 0.8.5's losses"
 EMBEDDINGS = "sentence-transformers 6.2.0"
+FIGURES = ("phase_peaks", "forward_end_bytes")
+"""What was traced of a point; of whole updates of PPO the first alone."""
 PPO = {"trl": "TRL 1.12.0", "llamafactory": "LLaMA-Factory 0.9.5"}
 
 
 def objective_tables(folder: str) -> list[str]:
-    """Errors by trainer and objective of the points in ``traces_objectives*.jsonl``."""
+    """Errors by trainer and objective of the points in ``traces_objectives*.jsonl`` and its neighbours.
+
+    Raises ValueError for a folder without any, and for a line that is no point.
+    """
     groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for path in sorted(glob.glob(os.path.join(folder, "traces_objectives*.jsonl"))):
-        with open(path, encoding="utf-8") as handle:
-            for point in map(json.loads, handle):
-                trainer = LIGER if point["options"].get("use_liger_kernel") else TRAINERS[point["trl"]]
-                for key in ((trainer, "all"), (trainer, point["objective"])):
-                    groups.setdefault(key, []).append(point)
+        for point in read_lines(path, ("objective", "options", "trl", *FIGURES)):
+            trainer = (
+                LIGER if point["options"].get("use_liger_kernel") else TRAINERS.get(point["trl"], f"TRL {point['trl']}")
+            )
+            for key in ((trainer, "all"), (trainer, point["objective"])):
+                groups.setdefault(key, []).append(point)
     rows = [(trainer, objective, *_cells(points)) for (trainer, objective), points in groups.items()]
     for path in sorted(glob.glob(os.path.join(folder, "traces_ppo*.jsonl"))):
-        with open(path, encoding="utf-8") as handle:
-            updates = [json.loads(line) for line in handle]
-        rows.append((PPO[updates[0].get("framework", "trl")], "ppo", *_update_cells(updates)))
+        updates = read_lines(path, FIGURES[:1])
+        if updates:
+            rows.append((PPO[updates[0].get("framework", "trl")], "ppo", *_update_cells(updates)))
     for path in sorted(glob.glob(os.path.join(folder, "traces_contrastive*.jsonl"))):
-        with open(path, encoding="utf-8") as handle:
-            embeddings = [json.loads(line) for line in handle]
-        rows.append((EMBEDDINGS, "contrastive", *_cells(embeddings, contrastive_points.simulated)))
+        embeddings = read_lines(path, FIGURES)
+        if embeddings:
+            rows.append((EMBEDDINGS, "contrastive", *_cells(embeddings, contrastive_points.simulated)))
+    if not rows:
+        raise ValueError(f"{folder} holds no points of trainers (traces_objectives*.jsonl and the like)")
     head = ("trainer", "objective", "points", "median error", "worst", "phase right", "worst forward end")
     return table(head, rows)
 

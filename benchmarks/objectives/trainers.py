@@ -14,8 +14,16 @@ import torch
 
 from benchmarks.objectives.declared import trainer_class
 
-VERSION = tuple(int(part) for part in importlib.metadata.version("trl").split(".")[:2])
-"""The installed TRL: 1.16, or the 1.9 that axolotl 0.19 pins."""
+
+def _installed() -> tuple[int, ...]:
+    try:
+        return tuple(int(part) for part in importlib.metadata.version("trl").split(".")[:2])
+    except importlib.metadata.PackageNotFoundError:
+        return ()
+
+
+VERSION = _installed()
+"""The installed TRL: 1.16, or the 1.9 that axolotl 0.19 pins; empty where there is none."""
 
 KINDS: dict[str, tuple[str, str, str]] = {
     "sft": ("trainer.sft_trainer", "SFTTrainer", "SFTConfig"),

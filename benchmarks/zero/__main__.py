@@ -15,6 +15,7 @@ import os
 import sys
 from typing import Any
 
+from benchmarks.lines import add_line
 from benchmarks.zero.compare import FILE, compared, kept
 from benchmarks.zero.points import Spec, points
 
@@ -71,26 +72,34 @@ def main() -> int:
     parser.add_argument("--output", default=FILE)
     parser.add_argument("--compare", action="store_true", help="run nothing")
     options = parser.parse_args()
-    known = {row["name"] for row in kept(options.output)}
+    try:
+        known = {row["name"] for row in kept(options.output)}
+        if not options.compare:
+            os.environ["DS_ACCELERATOR"] = "cpu"
+            from benchmarks.zero import real  # noqa: F401  # once, before the processes that are forked for the points
+    except (ImportError, ValueError) as error:
+        print(f"the points cannot be run: {error}", file=sys.stderr)
+        return 2
 
     def asked(name: str) -> bool:
         return name == options.only if options.exact else options.only in name
 
     if not options.compare:
-        os.environ["DS_ACCELERATOR"] = "cpu"
         for name, spec in points():
             if asked(name) and name not in known:
                 row = run(name, spec)
                 if row is not None:
-                    with open(options.output, "a", encoding="utf-8") as file:
-                        file.write(json.dumps(row) + "\n")
+                    add_line(options.output, row)
                     print(name, row["peaks"], flush=True)
-    worst = 0.0
+    worst: float | None = None
     for row in kept(options.output):
         if asked(row["name"]):
             errors = compared(row)
-            worst = max(worst, *map(abs, errors.values()))
+            worst = max(worst or 0.0, *map(abs, errors.values()))
             print(f"{row['name']:40}", *(f"{phase} {100 * error:+.3f} %" for phase, error in errors.items()))
+    if worst is None:
+        print(f"no point of {options.output} is called {options.only}", file=sys.stderr)
+        return 2
     print(f"worst: {100 * worst:.3f} %")
     return 0
 

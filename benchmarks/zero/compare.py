@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import os
 from typing import Any
 
+from benchmarks.lines import known_lines
 from benchmarks.zero.points import Spec, job_of
 from memlint.estimate.simulate import run_step
 
@@ -14,10 +14,7 @@ FILE = os.path.join(os.path.dirname(__file__), "points.jsonl")
 
 def kept(path: str = FILE) -> list[dict[str, Any]]:
     """The points of a file, with the real engine's peaks; none where there is no such file."""
-    if not os.path.exists(path):
-        return []
-    with open(path, encoding="utf-8") as file:
-        return [json.loads(line) for line in file]
+    return known_lines(path, ("name", "spec", "peaks"))
 
 
 def predicted(spec: Spec, *, full: bool = False) -> dict[str, int]:

@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from benchmarks.accuracy.measured import Prediction
+from benchmarks.accuracy.measured_rows import OVERFULL
 from memlint.estimate.simulate import run_step, simulate
 from memlint.job import Lora, Precision, Quantization, Training, TrainingJob, replace_fields
 from memlint.models.architecture import Architecture
@@ -315,6 +317,7 @@ chunked,no,none,8,no,A10G,4.0,max_memory_allocated,4.3 GB,no,complete; len:near-
 own-4,here,test,litgpt,2024-05,nobody/unheard-of,1.24,lora,32,query+value,AdamW,bf16,bf16,bf16,no,512,1,8,cap,sdpa,none,\
 chunked,no,none,1,no,A10G,4.0,max_memory_allocated,4.3 GB,no,complete; len:near-cap
 """
+HEAD = b"id,framework,model,method,seq_len,micro_batch,measured_gib,metric\n"
 
 
 class TestBenchmark:
@@ -376,6 +379,18 @@ class TestBenchmark:
             pytest.param({"model": "bert-base-uncased"}, "on an encoder", id="a model without that objective"),
             pytest.param({"method": "oft", "lora_rank": ""}, "OFT's number of blocks is not stated", id="no blocks"),
             pytest.param({"optimizer": "magic"}, "optimizer magic", id="an unknown optimizer"),
+            pytest.param({"attention": "mostly"}, "attention `mostly`", id="an unknown attention"),
+            pytest.param({"compute_dtype": "fp8"}, "compute_dtype `fp8`", id="a dtype to compute in that no job has"),
+            pytest.param({"param_dtype": "aqlm 2-bit"}, "param_dtype `aqlm 2-bit`", id="another kind of storage"),
+            pytest.param({"method": "qlora"}, "qlora over weights in `bf16`", id="nothing quantised"),
+            pytest.param({"cpu_offload": "yes (params)"}, "cpu_offload `yes (params)`", id="a part offloaded"),
+            pytest.param({"grad_accum": "0"}, "accumulation 0", id="no micro batch"),
+            pytest.param({"grad_accum": "global batch many"}, "accumulation global", id="words for a batch"),
+            pytest.param({"lora_rank": "large"}, "lora_rank `large`", id="words for a rank"),
+            pytest.param({"lora_rank": "9" * 9}, "lora_rank `999999999`", id="a rank beyond all bounds"),
+            pytest.param({"lora_targets": "nonesuch"}, "nothing of the model is called `nonesuch`", id="no such layer"),
+            pytest.param({"num_gpus": "9" * 5000}, "is no count", id="more digits than Python reads"),
+            pytest.param({OVERFULL: "and, more"}, "more cells than the file has columns", id="a comma too many"),
         ],
     )
     def test_an_odd_row_is_left_out_with_its_reason(self, changes: dict[str, str], reason: str) -> None:
@@ -389,6 +404,69 @@ class TestBenchmark:
         found = predict_row(Row({**good, **changes}), {})
         assert isinstance(found, Skipped) and found.id == "own-1"
         assert reason in found.reason
+
+    @pytest.mark.parametrize(
+        ("written", "adapted"),
+        [
+            pytest.param("q_proj+o_proj", ("q_proj", "o_proj"), id="names"),
+            pytest.param(
+                r"model.layers.[\d]+.self_attn.(q|v)_proj",
+                r"model.layers.[\d]+.self_attn.(q|v)_proj",
+                id="a plus inside",
+            ),
+            pytest.param("framework default for the model", ("q_proj", "k_proj", "v_proj"), id="ms-swift's own"),
+        ],
+    )
+    def test_targets_are_names_or_one_expression(self, written: str, adapted: Any) -> None:
+        from benchmarks.accuracy.measured_adapters import lora_of
+        from benchmarks.accuracy.measured_rows import Row
+
+        assert lora_of(Row({"framework": "ms-swift", "lora_targets": written}), 64).targets == adapted
+
+    def test_a_gpu_that_is_not_known_is_said(self, rows: str) -> None:
+        from benchmarks.accuracy.measured import predict_row
+        from benchmarks.accuracy.measured_rows import Row, read_rows
+        from benchmarks.accuracy.tables import measured_tables
+
+        found = predict_row(Row({**read_rows(rows)[0].cells, "gpu": "Foo 9000"}), {})
+        assert isinstance(found, Prediction) and found.unknown_gpu
+        assert "not judged, since memlint does not know the GPU they name: 1 (own-1)" in "\n".join(
+            measured_tables([found], [], 1)
+        )
+
+    @pytest.mark.parametrize(
+        ("content", "said"),
+        [
+            pytest.param(b"", "has no column id, framework", id="empty"),
+            pytest.param(HEAD + b"1,\xe9,,,,,,\n", "rows.csv:2: the line is no UTF-8 text", id="another encoding"),
+            pytest.param(HEAD + b'1,"litgpt,,,,,,\n', "rows.csv:2: unexpected end of data", id="an open quote"),
+            pytest.param(HEAD + b"1," + b"x" * 140_000 + b",,,,,,\n", "rows.csv:2: field larger", id="a huge cell"),
+        ],
+    )
+    def test_a_file_that_is_no_table_is_one_sentence(
+        self,
+        content: bytes,
+        said: str,
+        tmp_path: Any,
+        monkeypatch: pytest.MonkeyPatch,
+        capsys: pytest.CaptureFixture[str],
+    ) -> None:
+        from benchmarks.accuracy.__main__ import main
+
+        path = tmp_path / "rows.csv"
+        path.write_bytes(content)
+        monkeypatch.setattr("sys.argv", ["accuracy", "--measured", str(path)])
+        assert main() == 2
+        err = capsys.readouterr().err
+        assert said in err and err.count("\n") == 1
+
+    def test_a_file_without_rows_says_so(self, tmp_path: Any) -> None:
+        from benchmarks.accuracy.measured import predict_file
+        from benchmarks.accuracy.tables import measured_tables
+
+        path = tmp_path / "rows.csv"
+        path.write_bytes(HEAD)
+        assert measured_tables(*predict_file(str(path)), 5) == ["The file holds no row.", ""]
 
     @pytest.mark.parametrize(
         ("name", "layers"),
