@@ -105,7 +105,9 @@ class Block:
             x, _ = self.sublayer(f, x, self.cross, self.cross_norm, state["source"], ("cross bias", "cross mask"))
         x = clamped(f, self.feed_forward(f, x), computed=True)
         if made is not None:
+            # Eager attention keeps neither of what was made again; what the kernel saves it holds itself.
             del state["bias"]
+            state.pop("cross bias", None)
         return x
 
 
