@@ -133,6 +133,8 @@ class Training:
     """GaLore and APOLLO: fragments of the names of the linear layers they step so; none: all but the head;
     ``all-linear``: the head as well."""
     optimizer_in_backward: bool = False
+    fp32_embedding_states: bool = False
+    """8-bit optimizers of bitsandbytes keep states of 32 bits for embeddings, as HF's Trainer asks them to."""
     max_grad_norm: float | None = 1.0
     checkpointing: Checkpointing = field(default_factory=Checkpointing)
     attention: str = "sdpa"

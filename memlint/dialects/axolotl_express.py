@@ -7,7 +7,7 @@ from typing import Any, Callable, Mapping
 from memlint.dialects.axolotl_batch import LEGACY_ATTENTION
 from memlint.dialects.names import NATIVE_TO_ATTENTION, NATIVE_TO_HF
 from memlint.dialects.promises import Writer
-from memlint.dialects.values import as_mapping, as_strings
+from memlint.dialects.values import as_bool, as_mapping, as_strings
 from memlint.document.model import Document
 from memlint.findings import KeyEdit
 from memlint.job import TrainingJob
@@ -213,6 +213,12 @@ def _strategy(write: Writer, value: Any) -> None:
 
 
 def _write_fsdp(write: Writer, offload: str) -> None:
+    previous = write.data.get("fsdp_config")
+    if write.job.parallelism.strategy == "fsdp" and isinstance(previous, dict):
+        # FSDP2 already: only what differs, in the file's own spelling.
+        _set_within(write, previous, "offload_params", offload == "all")
+        _set_within(write, previous, "reshard_after_forward", True)
+        return
     write.drop("deepspeed", "fsdp")
     write.set("fsdp_version", 2)
     if write.value("optimizer") in ("adamw_8bit", "adamw_bnb_8bit"):
@@ -223,8 +229,11 @@ def _write_fsdp(write: Writer, offload: str) -> None:
         "state_dict_type": "SHARDED_STATE_DICT",
         "offload_params": offload == "all",
     }
-    previous = write.data.get("fsdp_config")
     if isinstance(previous, dict):
+        for key in ("state_dict_type", "cpu_ram_efficient_loading"):  # what is saved and loaded stays as it is
+            kept = previous.get(key, previous.get(f"fsdp_{key}"))
+            if kept is not None:
+                config[key] = kept
         wrapped = previous.get("transformer_layer_cls_to_wrap", previous.get("fsdp_transformer_layer_cls_to_wrap"))
         if wrapped:
             config["transformer_layer_cls_to_wrap"] = wrapped
@@ -232,6 +241,13 @@ def _write_fsdp(write: Writer, offload: str) -> None:
             if previous.get(key):
                 config["activation_checkpointing"] = True
     write.set("fsdp_config", config)
+
+
+def _set_within(write: Writer, previous: Mapping[str, Any], key: str, value: bool) -> None:
+    """Set a flag of ``fsdp_config`` that says something else; an absent one is false (offload) or true (reshard)."""
+    name = f"fsdp_{key}" if f"fsdp_{key}" in previous else key
+    if as_bool(previous.get(name, key == "reshard_after_forward")) is not value:
+        write.put(("fsdp_config", name), value)
 
 
 def _offload(write: Writer, value: Any) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from memlint.dialects.axolotl_base import CLIPPING, VERSION, Run
+from memlint.dialects.eight_bit import read_embedding_states
 from memlint.dialects.liger import beneath_autocast
 from memlint.dialects.low_rank import read_low_rank
 from memlint.dialects.names import HF_OPTIMIZERS, LAYERWISE_OPTIMIZERS
@@ -280,6 +281,7 @@ def read_optimizer(run: Run) -> None:
         "adamw-fused",
         "utils/schemas/training.py (adamw_torch_fused)",
     )
+    read_embedding_states(run.draft, name, run.context.versions.get("transformers"))
     read_low_rank(table.get(name or ""), cfg.raw, run.put)
     if name in LAYERWISE_OPTIMIZERS:
         run.put("training.optimizer_in_backward", True, "optimizer")

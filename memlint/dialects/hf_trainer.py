@@ -102,6 +102,7 @@ class HfTrainer:
         home.method()
         home.dtype(old)
         home.attention()
+        home.checkpointing()
         draft.set("training.padding", True, default="default of transformers 5.24: data/data_collator.py")
         if inner.number("label_smoothing_factor"):
             draft.assumptions.append(

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from memlint.dialects.base import JobDraft, ReadContext
+from memlint.dialects.eight_bit import read_embedding_states
 from memlint.dialects.low_rank import read_low_rank
 from memlint.dialects.names import HF_OPTIMIZERS, LAYERWISE_OPTIMIZERS
 from memlint.dialects.values import Section, as_strings, did_you_mean, major, show, version_tuple
@@ -139,6 +140,7 @@ class Arguments:
             self.default("training.optimizer", "adamw-fused")
             return
         self.put("training.optimizer", native, key)
+        read_embedding_states(self.draft, word, self.context.versions.get("transformers"))
         read_low_rank(native, section.raw, self.put)
         if word in LAYERWISE_OPTIMIZERS:
             self.put("training.optimizer_in_backward", True, key)

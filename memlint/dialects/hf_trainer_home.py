@@ -41,6 +41,8 @@ _LORA_SECTIONS = ("lora", "lora_config", "peft", "peft_config", "lora_args", "pe
 _RANK = ("r", "lora_r", "rank", "lora_rank")
 _TARGETS = ("target_modules", "lora_target_modules", "targets")
 _BITS = (("load_in_4bit", 4), ("use_4bit", 4), ("load_in_8bit", 8), ("use_8bit", 8))
+_CHECKPOINTING = ("use_gradient_checkpointing", "gradient_checkpointing", "enable_gradient_checkpointing")
+"""Of PEFT's ``prepare_model_for_kbit_training`` and Unsloth's ``get_peft_model``, TrainingArguments, and scripts."""
 _MAX_SECTIONS = 200
 
 
@@ -180,6 +182,28 @@ class HomeMade:
                 return
         where = f"default of transformers {'4.57' if old else '5.24'}: modeling_utils.py"
         self.draft.set("training.precision.weights", "fp32" if old else "auto", default=where)
+
+    def checkpointing(self) -> None:
+        """Find activation checkpointing that stands outside of the arguments, where these do not switch it on.
+
+        ``unsloth`` keeps the layers' inputs on the host (unsloth_zoo gradient_checkpointing.py).
+        """
+        if self.draft.get("training.checkpointing.mode") != "none":
+            return
+        for name in _CHECKPOINTING:
+            for section in self.sections:
+                if section.prefix == self.arguments or not section.has(name):
+                    continue
+                value = section.raw(name)
+                own = isinstance(value, str) and value.strip().lower() == "unsloth"
+                if own or as_bool(value):
+                    self._put("training.checkpointing.mode", "full", section, name)
+                    if own:
+                        self._put("training.checkpointing.offload", True, section, name)
+                        self.draft.assumptions.append(
+                            "Unsloth's own kernels are not modelled, but its checkpointing is"
+                        )
+                    return
 
     def attention(self) -> None:
         """Find the attention kernel; sdpa is what transformers takes."""

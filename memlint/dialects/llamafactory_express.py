@@ -200,6 +200,8 @@ def _strategy(write: Writer, value: Any) -> None:
         return
     if value in ("none", "ddp"):
         write.drop("deepspeed", "fsdp", "fsdp_config")
+    elif value == "fsdp" and write.job.parallelism.strategy == "fsdp" and isinstance(write.data.get("fsdp"), str):
+        _write_offload_word(write, offload)
     elif value == "fsdp":
         write.drop("deepspeed")
         write.set("fsdp", "full_shard auto_wrap" + (" offload" if offload == "all" else ""))
@@ -215,12 +217,15 @@ def _offload(write: Writer, value: Any) -> None:
     if "parallelism.strategy" in write.changes:
         return  # written together with the strategy
     strategy = write.job.parallelism.strategy
-    words = write.value("fsdp")
     if (strategy, value) in _DEEPSPEED:
         write.set("deepspeed", _DEEPSPEED[strategy, value])
-    elif strategy.startswith("fsdp") and isinstance(words, str):
-        kept = [word for word in words.split() if word != "offload"]
-        write.set("fsdp", " ".join([*kept, "offload"] if value == "all" else kept))
+    elif strategy.startswith("fsdp") and isinstance(write.value("fsdp"), str):
+        _write_offload_word(write, value)
+
+
+def _write_offload_word(write: Writer, offload: Any) -> None:
+    kept = [word for word in str(write.value("fsdp")).split() if word != "offload"]
+    write.set("fsdp", " ".join([*kept, "offload"] if offload == "all" else kept))
 
 
 def _clipping(write: Writer, value: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from memlint.dialects.eight_bit import read_embedding_states
 from memlint.dialects.llamafactory_base import VERSION, Run
 from memlint.dialects.low_rank import read_low_rank, read_targets
 from memlint.dialects.names import HF_OPTIMIZERS, LAYERWISE_OPTIMIZERS
@@ -216,6 +217,7 @@ def read_optimizer(run: Run) -> None:
         return
     native_name = HF_OPTIMIZERS[name] if name is not None else None
     run.choose("training.optimizer", "optim", native_name, "adamw-fused", None)
+    read_embedding_states(run.draft, name, run.context.versions.get("transformers"))
     read_low_rank(native_name, cfg.raw, run.put)
     if name in LAYERWISE_OPTIMIZERS:
         run.put("training.optimizer_in_backward", True, "optim")

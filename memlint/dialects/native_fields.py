@@ -122,6 +122,7 @@ TRAINING: dict[str, Field] = {
     "optimizer_rank": _count("GaLore, APOLLO: rank of their space; null: 128", 1 << 20, minimum=1, nullable=True),
     "optimizer_targets": Field("strings", "GaLore, APOLLO: name fragments of linear layers; none: all but the head"),
     "optimizer_in_backward": _flag("each gradient is applied and freed inside backward"),
+    "fp32_embedding_states": _flag("bitsandbytes' 8-bit optimizers: embeddings keep fp32 states, as HF's Trainer asks"),
     "max_grad_norm": Field("number", "clipping; null: none", minimum=0, nullable=True),
     "attention": Field("choice", "attention kernel", ("eager", "sdpa", "flash", "flex")),
     "loss": Field(

@@ -247,7 +247,7 @@ def _steps(
     workspace = 2 * rounded(cublas_workspace_bytes(capability))
     others = whole.timeline[0].components["communication"] + whole.build.buffer_bytes + workspace
     static.append(rounded(others))
-    held = 0 if training.optimizer.startswith("paged-") else whole.static["optimizer_states"]
+    held = whole.static["optimizer_states"] - whole.paged
     states = [rounded(held // (2 * trained))] * (2 * trained) if trained and held else []
     step = whole.timeline[-1]
     lists = round((step.peak_bytes - step.end_bytes) / max(1, sum(one_list)))

@@ -20,6 +20,8 @@ from memlint.records import dataclass
 from memlint.units import DTYPE_BYTES
 
 MIN_8BIT_SIZE = 4096
+MIN_PAGED_SIZE = 100_000
+"""Elements from which a paged optimizer's state is paged (bitsandbytes 0.49 optim/optimizer.py get_state_buffer)."""
 BLOCK_8BIT = 256
 BLOCK_4BIT = 256
 """transformers 5.24 trainer_optimizer.py hands torchao this block size for 4 bits as for 8."""
@@ -124,6 +126,19 @@ def state_bytes(name: str, slots: Sequence[Slot], forced: str | None = None) -> 
     return sum([slot.count * _slot_state(name, rule, slot, forced) for slot in slots])
 
 
+def paged_bytes(name: str, slots: Sequence[Slot]) -> int:
+    """Bytes of states in unified memory: not small ones, 8-bit blocks' statistics or DeepSpeed's copies of weights."""
+    if not name.startswith("paged-"):
+        return 0
+    rule = rule_of(name)
+    total = 0
+    for slot in slots:
+        if slot.numel >= MIN_PAGED_SIZE:
+            size = 1 if rule.bits == 8 and not slot.fp32_states else 4
+            total += slot.count * rule.states * rounded(size * slot.numel)
+    return total
+
+
 def _state_dtype(rule: Rule, slot: Slot, forced: str | None) -> str:
     return forced or ("fp32" if rule.fp32 else slot.dtype)
 
@@ -155,7 +170,7 @@ def _slot_state(name: str, rule: Rule, slot: Slot, forced: str | None) -> int:
 def _plain(rule: Rule, slot: Slot, states: int, forced: str | None) -> int:
     n = slot.numel
     if rule.bits == 8:
-        if n < MIN_8BIT_SIZE:
+        if n < MIN_8BIT_SIZE or slot.fp32_states:
             return states * rounded(4 * n)
         return states * (rounded(n) + rounded(4 * -(-n // BLOCK_8BIT)))
     if rule.bits == 4:

@@ -76,6 +76,8 @@ class Slot:
     """See :class:`Record`."""
     table: bool = False
     """An embedding or the head, by the name that optimizers know them by."""
+    fp32_states: bool = False
+    """An embedding whose states an 8-bit optimizer of bitsandbytes keeps in 32 bits."""
 
     @property
     def numel(self) -> int:
@@ -93,10 +95,27 @@ class Slot:
         return rounded(self.numel * DTYPE_BYTES[self.grad_dtype])
 
 
-_Key = tuple[tuple[int, ...], str, str, int, bool]
+EMBEDDINGS = frozenset(
+    (
+        "embed_tokens", "embed_tokens_per_layer", "embed_positions", "wte", "wpe", "embeddings", "word_embeddings",
+        "position_embeddings", "token_type_embeddings", "token_embedding", "position_embedding", "embed_in",
+        "tokens_embed", "positions_embed", "tok_embeddings", "shared", "relative_attention_bias", "rel_embeddings",
+        "pos_embed", "tile_embedding", "embedding", "visual_embeddings_table",
+    )
+)  # fmt: skip
+"""Last names of the modules of transformers 5.24 that are ``nn.Embedding`` and have a weight of their own."""
 
 
-def slots_of(records: Sequence[Record]) -> list[Slot]:
+_Key = tuple[tuple[int, ...], str, str, int, bool, bool]
+
+
+def is_embedding(record: Record) -> bool:
+    """Whether a tensor is the table of an ``nn.Embedding``, by its name in the checkpoint."""
+    module, _, leaf = record.name.rpartition(".")
+    return leaf == "weight" and len(record.shape) == 2 and module.rpartition(".")[2] in EMBEDDINGS
+
+
+def slots_of(records: Sequence[Record], *, fp32_embedding_states: bool = False) -> list[Slot]:
     """Trainable tensors of a model, equal ones together."""
     counts: dict[_Key, int] = {}
     after: dict[_Key, int] = {}
@@ -104,13 +123,12 @@ def slots_of(records: Sequence[Record]) -> list[Slot]:
     for record in records:
         if record.trainable and not record.idle:
             table = "embed" in record.name or "lm_head" in record.name
-            key = record.shape, record.dtype, record.grad_dtype, record.rank, table
+            apart = fp32_embedding_states and is_embedding(record)
+            key = record.shape, record.dtype, record.grad_dtype, record.rank, table, apart
             counts[key] = counts.get(key, 0) + record.count
             after[key] = max(after.get(key, 0), before)
             before = record.numel
     return [
-        Slot(
-            shape, dtype, grad_dtype, count, after=after[shape, dtype, grad_dtype, rank, table], rank=rank, table=table
-        )
-        for (shape, dtype, grad_dtype, rank, table), count in counts.items()
+        Slot(key[0], key[1], key[2], count, after=after[key], rank=key[3], table=key[4], fp32_states=key[5])
+        for key, count in counts.items()
     ]

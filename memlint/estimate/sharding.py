@@ -125,7 +125,8 @@ class Sharding:
         """
         if self.kind == "zero0":
             # FP16_UnfusedOptimizer keeps an fp32 copy of each.
-            return [replace(s, dtype="fp32", grad_dtype="fp32") for s in slots] if master else slots
+            # FP16_UnfusedOptimizer's copies are not the tensors that the Trainer told bitsandbytes of.
+            return [replace(s, dtype="fp32", grad_dtype="fp32", fp32_states=False) for s in slots] if master else slots
         if self.deepspeed:
             total = sum(s.numel * s.count for s in slots)
             if not total:

@@ -51,9 +51,8 @@ def simulate(job: TrainingJob, target: Target | None = None) -> Estimate:
     if step.build.nearest:
         notes = (*notes, unmodelled(job.training.method))
         lowest, most = int(lowest * OTHER_ADAPTERS[0]), int(most * OTHER_ADAPTERS[1])
-    if job.training.optimizer.startswith("paged-"):
-        # Paged states are moved to the host when the device is full (bitsandbytes functional.py get_paged).
-        lowest -= step.static["optimizer_states"]
+    # Paged states are moved to the host when the device is full (bitsandbytes functional.py get_paged).
+    lowest -= step.paged
     records = step.build.records
     if job is not whole:
         # The counts are those of the whole model, whatever part of it this GPU holds.

@@ -24,7 +24,7 @@ from memlint.estimate.engine.tape import Leaf, Shape, Tape, Tensor
 from memlint.estimate.env import Env
 from memlint.estimate.families import registry
 from memlint.estimate.objectives import without_dropout
-from memlint.estimate.optimizer import clip_temporary_bytes, state_bytes, step_temporary_bytes
+from memlint.estimate.optimizer import clip_temporary_bytes, paged_bytes, state_bytes, step_temporary_bytes
 from memlint.estimate.packing import flattened
 from memlint.estimate.peft_prompts import with_prompt
 from memlint.estimate.records import slots_of
@@ -52,6 +52,8 @@ class Step:
     """Optional packages that layers of the model use where they are installed (estimate/kernels.py)."""
     missing: frozenset[str] = frozenset()
     """Those of them that the step ran without."""
+    paged: int = 0
+    """Bytes of the optimizer's states that move to the host where the GPU is full."""
 
 
 def _phase(tape: Tape, name: str, timeline: list[PhasePeak], one_kernel: list[PhasePeak]) -> None:
@@ -92,7 +94,7 @@ class Prepared:
         build.buffer_bytes += sum(build.shared.values())
         sharding = build.sharding
         self.parameters = sum([r.count * sharding.parameter_bytes(r) for r in build.records]) + build.buffer_bytes
-        self.trained = slots_of(build.records)
+        self.trained = slots_of(build.records, fp32_embedding_states=training.fp32_embedding_states)
         self.master = training.precision.master_weights
         self.slots = sharding.slots(self.trained, master=self.master)
         states = state_bytes(training.optimizer, self.slots, training.precision.optimizer)
@@ -101,8 +103,9 @@ class Prepared:
         elif sharding.deepspeed and sharding.kind != "zero0":
             # single_partition_of_fp32_groups and fp32_partitioned_groups_flat are copies whatever their dtype.
             states += sum([s.count * s.bytes for s in self.slots])
-        # Paged states live in unified memory and are evicted under pressure; they are counted on the device until then.
-        self.host = states if sharding.host_states or training.optimizer.startswith("paged-") else 0
+        self.paged = 0 if sharding.host_states else paged_bytes(training.optimizer, self.slots)
+        """States in unified memory: evicted under pressure, and counted on the device until then."""
+        self.host = states if sharding.host_states else self.paged
         self.states = 0 if sharding.host_states else states
         self.host += sharding.host_bytes(build.records, self.trained)
         self.communication = sharding.static_communication(self.trained)
@@ -207,7 +210,7 @@ class Prepared:
         gradients = self.gradients + self.sums
         static = {"parameters": self.parameters, "gradients": gradients, "optimizer_states": self.states}
         host, asked = self.host + tape.host_bytes, frozenset(env.asked)
-        return Step(build, timeline, static, forward_end, host, one_kernel, asked, asked - env.kernels)
+        return Step(build, timeline, static, forward_end, host, one_kernel, asked, asked - env.kernels, self.paged)
 
     def _optimizer_temporary(self) -> int:
         """What the optimizer's step needs beside states and gradients."""

@@ -103,6 +103,26 @@ def test_fsdp_takes_the_8_bit_optimizer_that_works_with_it():
     assert ("optimizer",) in {edit.path for edit in edits}
 
 
+def test_a_job_on_fsdp2_changes_its_own_keys_alone():
+    sharded = BASE + (
+        "fsdp_config:\n  fsdp_version: 2\n  fsdp_offload_params: false\n  state_dict_type: FULL_STATE_DICT\n"
+        "  auto_wrap_policy: TRANSFORMER_BASED_WRAP\n  reshard_after_forward: true\n"
+    )
+    edits = express(sharded, {"parallelism.strategy": "fsdp", "parallelism.offload": "all"})
+    assert {edit.path: edit.value for edit in edits} == {("fsdp_config", "fsdp_offload_params"): True}
+
+
+def test_fsdp2_in_place_of_fsdp1_saves_what_was_saved_before():
+    sharded = BASE + (
+        "fsdp: [full_shard, auto_wrap]\nfsdp_config:\n  fsdp_offload_params: false\n"
+        "  fsdp_state_dict_type: FULL_STATE_DICT\n  fsdp_cpu_ram_efficient_loading: true\n"
+        "  fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP\n"
+    )
+    edits = {edit.path: edit.value for edit in express(sharded, {"parallelism.strategy": "fsdp"})}
+    assert edits[("fsdp_config",)]["state_dict_type"] == "FULL_STATE_DICT"
+    assert edits[("fsdp_config",)]["cpu_ram_efficient_loading"] is True
+
+
 def test_what_axolotl_refuses_is_not_offered():
     sharded = BASE + "fsdp_version: 1\nfsdp_config: {offload_params: true}\n"
     assert express(sharded, {"training.optimizer": "adamw-8bit"}) is None

@@ -77,6 +77,14 @@ def test_checkpointing_is_switched_on_by_removing_what_switched_it_off():
     assert [(edit.path, edit.delete) for edit in edits] == [(("disable_gradient_checkpointing",), True)]
 
 
+def test_a_job_on_fsdp2_gets_the_word_offload_and_keeps_its_settings():
+    sharded = BASE + "fsdp: full_shard auto_wrap\nfsdp_config: {version: 2, cpu_ram_efficient_loading: true}\n"
+    doc = document(sharded)
+    job = LLAMAFACTORY.read(doc, Files()).jobs[0]
+    edits = LLAMAFACTORY.express({"parallelism.strategy": "fsdp", "parallelism.offload": "all"}, doc, job)
+    assert {edit.path: edit.value for edit in edits} == {("fsdp",): "full_shard auto_wrap offload"}
+
+
 def test_megatron_recomputes_by_its_own_keys():
     edits = {e.path: e.value for e in express(BASE + "tensor_model_parallel_size: 2\n", CHANGES["checkpointing"])}
     assert edits[("recompute_granularity",)] == "full"

@@ -9,10 +9,12 @@ from typing import Any
 import pytest
 
 from memlint.dialects.native_choices import OPTIMIZERS
-from memlint.estimate.optimizer import rule_of, state_bytes, step_temporary_bytes
+from memlint.estimate.optimizer import paged_bytes, rule_of, state_bytes, step_temporary_bytes
 from memlint.estimate.optimizer_projected import low, step_bytes
-from memlint.estimate.records import Record, Slot, slots_of
+from memlint.estimate.records import Record, Slot, is_embedding, slots_of
 from memlint.estimate.simulate import simulate
+from memlint.job import TrainingJob, replace_fields
+from memlint.models.config import read_config
 from tests.estimate.jobs import job
 
 with open(os.path.join(os.path.dirname(__file__), "optimizer_points.jsonl"), encoding="utf-8") as file:
@@ -153,3 +155,60 @@ def test_32_bit_optimizers_of_bitsandbytes_hold_fp32_and_step_in_place(optimizer
     slot = matrix(rank=0)
     assert state_bytes(optimizer, [slot]) == 2 * slot.bytes
     assert step_temporary_bytes(optimizer, [slot]) == 0
+
+
+def test_embeddings_keep_32_bit_states_where_the_trainer_asks_for_it() -> None:
+    table = Record("model.embed_tokens.weight", (2048, 256), "bf16", True, "bf16", 1, (0,))
+    head = Record("lm_head.weight", (2048, 256), "bf16", True, "bf16", 1, (0,))
+    quantised = 2 * (2048 * 256 + 4 * 2048)  # codes, and an fp32 scale for 256 of them
+    assert state_bytes("adamw-8bit", slots_of([table, head])) == 2 * quantised
+    asked = slots_of([table, head], fp32_embedding_states=True)
+    assert state_bytes("adamw-8bit", asked) == 2 * 4 * 2048 * 256 + quantised
+    assert state_bytes("adamw", asked) == state_bytes("adamw", slots_of([table, head]))
+
+
+def test_what_deepspeed_flattens_is_no_embedding_any_more() -> None:
+    training = {"training.optimizer": "adamw-8bit", "training.precision.weights": "bf16"}
+    training |= {"training.precision.autocast": None, "training.precision.master_weights": True}
+    for strategy, differs in (("none", True), ("zero0", False), ("zero2", False)):
+        one = job({**training, "parallelism.strategy": strategy})
+        other = job({**training, "parallelism.strategy": strategy, "training.fp32_embedding_states": True})
+        assert (simulate(one).components != simulate(other).components) is differs, strategy
+
+
+@pytest.mark.parametrize("model_type", ["llama", "gpt2", "bert", "t5", "opt", "mamba", "gemma3n_text", "gpt_neox"])
+def test_embeddings_are_those_of_transformers(model_type: str) -> None:
+    transformers = pytest.importorskip("transformers")
+    torch = pytest.importorskip("torch")
+    from memlint.estimate.counts import parameter_records
+
+    objective = {"bert": "masked-lm", "t5": "seq2seq-lm"}.get(model_type, "causal-lm")
+    head = {"bert": "AutoModelForMaskedLM", "t5": "AutoModelForSeq2SeqLM"}.get(model_type, "AutoModelForCausalLM")
+    with torch.device("meta"):
+        model = getattr(transformers, head).from_config(transformers.AutoConfig.for_model(model_type))
+    real = {tuple(m.weight.shape) for m in model.modules() if isinstance(m, torch.nn.Embedding)}
+    started = replace_fields(
+        TrainingJob(model=model_type, architecture=read_config({"model_type": model_type})),
+        {"training.objective": objective},
+    )
+    built = [r for r in parameter_records(started) if is_embedding(r)]
+    assert {record.shape for record in built} == real
+
+
+def test_only_large_states_are_paged_and_no_copies_of_weights() -> None:
+    small, large = Slot((64, 512), "fp32", "fp32", 4), Slot((512, 512), "fp32", "fp32", 1)
+    assert paged_bytes("adamw-8bit", [small, large]) == 0
+    assert paged_bytes("paged-adamw-8bit", [small]) == 0
+    assert paged_bytes("paged-adamw-8bit", [small, large]) == 2 * 512 * 512
+    assert paged_bytes("paged-adamw", [small, large]) == 2 * 4 * 512 * 512
+    assert paged_bytes("paged-lion", [large]) == 4 * 512 * 512
+
+
+def test_the_low_end_keeps_what_cannot_be_paged() -> None:
+    zero = {"parallelism.strategy": "zero2", "training.precision.weights": "bf16", "training.precision.autocast": None}
+    zero |= {"training.precision.master_weights": True}
+    plain = simulate(job({**zero, "training.optimizer": "adamw-8bit"}))
+    paged = simulate(job({**zero, "training.optimizer": "paged-adamw-8bit"}))
+    moved = paged.host_bytes
+    assert 0 < moved < paged.components["optimizer_states"] / 2
+    assert plain.low_bytes - paged.low_bytes == pytest.approx(moved, rel=0.05)
