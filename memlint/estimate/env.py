@@ -13,8 +13,10 @@ from memlint.job import Checkpointing, TrainingJob
 from memlint.models.architecture import Architecture
 from memlint.records import dataclass, field
 
-LASTING = ("alibi", "lasting", "masks", "mask:", "rope")
-"""What decoders' layers are given by keyword: masks and tables of positions, and what a stack before has kept."""
+LASTING = ("alibi", "kv", "lasting", "masks", "mask:", "rope")
+"""What decoders' layers are given by keyword: masks, tables of positions, shared keys and values, and what a stack
+before has kept.
+"""
 
 
 @dataclass(slots=True)

@@ -138,7 +138,9 @@ def checkpoint(
 def replay(tape: Tape, node: Node) -> list[Tensor | None]:
     """Run a checkpointed block again and then backwards; the gradients of its inputs."""
     run, limit, autocast, shared, tail, selection, ready, beside, through, custom = node.meta
-    gates = [Node(None, (), (), (), None, TEMPORARIES) for _ in node.saved] if ready is None else ready.gates
+    # With reentry the inputs are leaves, whose half copies autocast caches.
+    leaf = _cut_off if limit is None else None
+    gates = [Node(leaf, (), (), (), None, TEMPORARIES) for _ in node.saved] if ready is None else ready.gates
     inputs = []
     for tensor, gate in zip(node.saved, gates):
         assert tensor is not None
@@ -199,6 +201,11 @@ def replay(tape: Tape, node: Node) -> list[Tensor | None]:
     results = [gate.grad for gate in gates]
     tape.pending.difference_update(gates)
     return results
+
+
+def _cut_off(tape: Tape, node: Node, grad: Tensor) -> tuple[Tensor, ...]:
+    # What a reentrant checkpoint has detached leads nowhere.
+    return ()
 
 
 def _ahead(tape: Tape, tail: list[Node], checkpoint: Node) -> dict[int, Node]:

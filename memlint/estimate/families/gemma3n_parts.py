@@ -99,9 +99,11 @@ def _behind_backward(f: Tape, node: Node, grad: Tensor) -> tuple[Tensor | None, 
     whole = add_grads(f, whole, zeros)
     del zeros
     again = f.like(whole)
-    del whole
     cloned = f.new(part, dtype)
-    return again, cloned
+    # The call holds the gradient that came in until it returns.
+    summed = f.new(node.shapes[1][0], dtype)
+    del cloned, whole
+    return again, summed
 
 
 def add_grads(f: Tape, first: Tensor, second: Tensor) -> Tensor:

@@ -152,7 +152,7 @@ def stored(f: Tape, env: Env, layer: Any, source: Tensor, k: Tensor, v: Tensor) 
         nodes = _behind(k, v)
         held: list[Any]
         if reentrant:
-            held = [source.detach(), *[node for node in nodes if node.backward is None]]
+            held = [source.detach(), *[node for node in nodes if not node.edges]]
             held += [env.state[f"mask:{layer.kind}"], env.state[f"rope:{layer.kind}"]]
         else:
             held = [None if t is None else t.detach() for node in nodes for t in node.saved]

@@ -217,13 +217,19 @@ class Head:
         self.act = str(a.get("hidden_act", "relu"))
         self.transform = b.linear(f"{at}.transform.dense", h, h, True)
         self.norm = LayerNorm(b, f"{at}.transform.LayerNorm", h)
-        self.tied = embeddings.words.weight
+        self.alone = not a.tie_word_embeddings
+        self.tied = b.parameter(f"{at}.decoder.weight", rows, narrow) if self.alone else embeddings.words.weight
         # PEFT puts an adapter beside it, but the forward reads its weight alone.
         b.idle = b.adapter
         rest = b.linear(f"{at}.dense", rows, h - narrow)
         b.idle = False
         self.rest = rest.weight if isinstance(rest, Linear) else Tensor((h - narrow, rows), self.tied.dtype, None)
+        # Where the two are not tied the forward adds the decoder's own, and the other gets no gradient.
+        b.idle = self.alone
         self.bias = b.parameter(f"{at}.bias", rows)
+        b.idle = False
+        if self.alone:
+            self.bias = b.parameter(f"{at}.decoder.bias", rows)
 
     def __call__(self, f: Tape, x: Tensor) -> tuple[Tensor, None]:
         """Logits over the vocabulary."""
@@ -237,7 +243,7 @@ class Head:
             f.kept.append(f.new((narrow, rows), self.rest.dtype, GRADIENTS))
         turned = Tensor((narrow, rows), self.tied.dtype, None)
         if f.needs(self.tied):
-            turned = f.record(turned, _turned_backward, (self.tied,), (), self.tied.shape)
+            turned = f.record(turned, _turned_backward, (self.tied,), (), (self.tied.shape, self.alone))
         whole = cat(f, turned, self.rest, shape=(x.shape[-1], rows))
         whole = Tensor((rows, x.shape[-1]), whole.dtype, whole.storage, whole.node)
         logits = linear(f, x, whole)
@@ -248,5 +254,7 @@ class Head:
 
 
 def _turned_backward(f: Tape, node: Node, grad: Tensor) -> tuple[Tensor]:
-    # The gradient of the transposed part does not lie as the parameter does, so it is copied.
-    return (f.new(node.meta, grad.dtype),)
+    # The gradient of the transposed part does not lie as the parameter does, so AccumulateGrad copies it. A tied one
+    # waits for the embedding's, and it is their sum that is copied when both are gone.
+    shape, alone = node.meta
+    return (f.new(shape, grad.dtype) if alone else Tensor(shape, grad.dtype, grad.storage),)
