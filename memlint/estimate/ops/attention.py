@@ -225,6 +225,9 @@ def sdpa(
     if force is None and k.shape[1] != heads and not (mask is None and d == v.shape[-1] <= 256):
         # Python repeats what the operator, inside, casts: a single head stays a view until its cast makes it whole.
         k, v = repeat_kv(f, k, heads), repeat_kv(f, v, heads)
+    if force == "flash" and f.autocast is None and q.dtype == "fp32":
+        # The kernel has no fp32: transformers casts to the model's dtype (integrations/flash_attention.py).
+        q, k, v = cast(f, q, "bf16"), cast(f, k, "bf16"), cast(f, v, "bf16")
     q, k, v = to_autocast(f, q), to_autocast(f, k), to_autocast(f, v)
     if mask is not None:
         mask = to_autocast(f, mask)
