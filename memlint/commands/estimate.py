@@ -39,7 +39,11 @@ def configure(parser: ArgumentParser) -> None:
 def configure_source(parser: ArgumentParser) -> None:
     """Add what every command about one job takes."""
     add = parser.add_argument
-    add("source", metavar="SOURCE", help="config, native job, config.json, model folder, or model ID")
+    add(
+        "source",
+        metavar="SOURCE",
+        help="config (`-`: stdin), native job, config.json, model folder, or model ID",
+    )
     add("--target", metavar="TARGET", help="GPU to compare with, e.g. A100-80GB or 8xH100")
     add(
         "--set",

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import os
 import re
-from typing import TYPE_CHECKING, Any, Mapping
+import sys
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Iterator, Mapping
 
 from memlint.document.model import Document
 from memlint.engine import bare
 from memlint.engine.checker import FileCheck
 from memlint.engine.job_check import JobCheck
 from memlint.engine.options import CheckOptions
-from memlint.errors import UserError
+from memlint.errors import SettingError, UserError
 from memlint.records import dataclass
 
 if TYPE_CHECKING:
@@ -43,6 +45,22 @@ class Source:
     problems: tuple[str, ...] = ()
     """What is wrong in the source beside, as ``path:line:column: sentence``."""
 
+    def place_of(self, name: str) -> str:
+        """``path:line:column`` of what states the setting of a dotted name; the path alone where nothing does."""
+        from memlint.engine.place import origin_place
+
+        origin = self.job.origin(name)
+        at = {} if origin is None else origin_place(origin, self.document, self.check.opened())
+        return f"{at['file']}:{at['line']}:{at['column']}" if "file" in at else self.document.path
+
+    @contextmanager
+    def placing(self) -> Iterator[None]:
+        """Put the place of a setting before the sentence that refuses it."""
+        try:
+            yield
+        except SettingError as error:
+            raise UserError(f"{self.place_of(error.name)}: {error}") from None
+
 
 def open_source(
     source: str,
@@ -73,9 +91,8 @@ def open_source(
 
         job = apply_sets(job, sets)
     job, reason = jobs.check.resolve(index, job)
-    problems = tuple(_sentence(document, problem, jobs.check) for problem in jobs.check.problems_of(index))
     if job.architecture is None:
-        raise UserError(problems[0] if problems else f"{source}: {reason}")
+        raise UserError(_unresolved(document, job, jobs.check, index, reason, model_name))
     goal = jobs.check.target_for(index, job)
     others = (*reading.problems, *jobs.check.problems, *jobs.check.problems_of(index))
     return Source(
@@ -162,6 +179,10 @@ def _documents(source: str) -> tuple[list[Document], str | None]:
     """Return the documents of SOURCE, and the model's ID where it is one."""
     from memlint.document.load import load_documents, load_file, read_bytes
 
+    if source == "-":
+        from memlint.document.limits import MAX_BYTES
+
+        return _readable(load_documents(sys.stdin.buffer.read(MAX_BYTES + 1), "<stdin>")), None
     path = source
     if os.path.isdir(source):
         path = os.path.join(source, "config.json")
@@ -172,15 +193,19 @@ def _documents(source: str) -> tuple[list[Document], str | None]:
 
         read = read_bytes(path)
         documents = load_documents(read, show_path(path)) if isinstance(read, bytes) else load_file(path)
-        for document in documents:
-            fatal = next((problem for problem in document.problems if problem.fatal), None)
-            if fatal is not None:
-                raise UserError(f"{document.path}:{fatal.span.line}:{fatal.span.column}: {fatal.message}")
-        return documents, None
+        return _readable(documents), None
     if _MODEL_ID.match(source) and not source.endswith((".yaml", ".yml", ".json", ".toml")):
         text = f'memlint: 1\nmodel: "{source}"\n'  # in quotes: `yes` and `1.5` are names too
         return load_documents(text, source, format="yaml"), source
     raise UserError(f"{source}: no such file or folder, and no Hugging Face model ID")
+
+
+def _readable(documents: list[Document]) -> list[Document]:
+    for document in documents:
+        fatal = next((problem for problem in document.problems if problem.fatal), None)
+        if fatal is not None:
+            raise UserError(f"{document.path}:{fatal.span.line}:{fatal.span.column}: {fatal.message}")
+    return documents
 
 
 def _pragmas(document: Document) -> tuple[Pragma, ...]:
@@ -189,6 +214,20 @@ def _pragmas(document: Document) -> tuple[Pragma, ...]:
     from memlint.document.comments import find_pragmas
 
     return find_pragmas(document.text, document.format)[0]
+
+
+def _unresolved(
+    document: Document, job: TrainingJob, check: JobCheck, index: int, reason: str | None, model_name: str | None
+) -> str:
+    """Why there is no shape of the job's model, with the place that names it where that is a file."""
+    problems = check.problems_of(index)
+    if model_name is not None:
+        return f"{model_name}: {problems[0].message}" if problems else str(reason)
+    if problems:
+        return _sentence(document, problems[0], check)
+    origin = job.origin("model")
+    span = document.value_span(origin.key) if origin is not None and origin.file == document.path else None
+    return f"{document.path}:{span.line}:{span.column}: {reason}" if span is not None else f"{document.path}: {reason}"
 
 
 def _sentence(document: Document, problem: Any, check: JobCheck) -> str:

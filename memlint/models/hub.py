@@ -19,6 +19,10 @@ class HubError(UserError):
     """Why the hub did not give a config; the sentence names the model and what to do. Never contains a token."""
 
 
+class NoAnswer(HubError):
+    """The hub did not answer in time."""
+
+
 def offline_by_environment() -> bool:
     """Whether HF_HUB_OFFLINE or TRANSFORMERS_OFFLINE asks for no network (huggingface_hub constants.py)."""
     return any(
@@ -81,15 +85,16 @@ def fetch_config(model_id: str, *, timeout: float = TIMEOUT_SECONDS) -> dict[str
             f"the hub answered `{model_id}` with HTTP status {status}: try again later, or work offline"
         ) from None
     except TimeoutError:
-        raise HubError(
-            f"the hub did not answer for `{model_id}` within {timeout:g} seconds: {_offline_cure(model_id)}"
-        ) from None
+        raise _no_answer(model_id, timeout) from None
     except Exception as error:  # httpx or requests errors, by version of huggingface_hub: none may become a traceback
         if "timeout" in type(error).__name__.lower():
-            message = f"the hub did not answer for `{model_id}` within {timeout:g} seconds"
-        else:
-            message = f"the hub cannot be reached for `{model_id}` ({type(error).__name__})"
+            raise _no_answer(model_id, timeout) from None
+        message = f"the hub cannot be reached for `{model_id}` ({type(error).__name__})"
         raise HubError(f"{message}: {_offline_cure(model_id)}") from None
+
+
+def _no_answer(model_id: str, timeout: float) -> NoAnswer:
+    return NoAnswer(f"the hub did not answer for `{model_id}` within {timeout:g} seconds: {_offline_cure(model_id)}")
 
 
 def _offline_cure(model_id: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from typing import Any, Mapping
 
 from memlint.errors import UserError
@@ -17,6 +18,8 @@ PROJECT_FOLDER = os.path.join(".memlint", "models")
 
 _FETCHED: dict[str, dict[str, Any] | UserError] = {}
 """Answers of the hub in this process, so that many files of one model ask once."""
+_SILENT: list[str] = []
+"""The model that the hub was asked for when it did not answer in time: no other one waits for it as long."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,6 +131,11 @@ def _local(text: str, base_dir: str, search_root: str, trusted: bool) -> Resolve
 
 def _no_such_path(text: str) -> str:
     shown = text if len(text) <= 100 else text[:97] + "..."
+    if "${" in text or "{{" in text or re.fullmatch(r"<[^<>]+>", text):
+        return (
+            f"`{shown}` is a placeholder that is filled in before the run: name the model here, or give its config in"
+            " the `models` setting"
+        )
     return f"`{shown}` is a path, and there is no config.json: give the model's config in the `models` setting"
 
 
@@ -159,16 +167,22 @@ def upward(folder: str) -> list[str]:
 
 
 def _from_hub(model_id: str, offline: bool) -> Resolved:
-    from memlint.models.hub import fetch_config, offline_by_environment
+    from memlint.models.hub import NoAnswer, fetch_config, offline_by_environment
 
     if offline or offline_by_environment():
         return Resolved(reason=_unknown(model_id))
     answer = _FETCHED.get(model_id)
+    if answer is None and _SILENT:
+        return Resolved(
+            reason=f"{_unknown(model_id)}; the hub did not answer for `{_SILENT[0]}` and is not asked again"
+        )
     if answer is None:
         try:
             answer = fetch_config(model_id)
         except UserError as error:
             answer = error
+            if isinstance(error, NoAnswer):
+                _SILENT.append(model_id)
         _FETCHED[model_id] = answer
     if isinstance(answer, UserError):
         return Resolved(reason=_with_suggestion(str(answer), model_id))

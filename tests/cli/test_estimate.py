@@ -116,7 +116,32 @@ def test_mistakes_exit_2_with_one_sentence(project, memlint, argv, message):
 @pytest.mark.parametrize("name", ["yes", "null", "1.5", "1e5", "0x10", "2024-01-01"])
 def test_a_model_may_be_called_what_yaml_takes_for_something_else(project, memlint, name):
     code, _, err = memlint("estimate", name, "--offline")
-    assert (code, err.split(" offline")[0]) == (2, f"memlint: error: {name}: the shape of `{name}` is not known")
+    assert (code, err.split(" offline")[0]) == (2, f"memlint: error: the shape of `{name}` is not known")
+
+
+def test_a_model_that_is_not_known_is_said_on_the_line_that_names_it(project, memlint):
+    (project / "unknown.yaml").write_text("memlint: 1\nmodel: nobody/no-such-model\n")
+    code, _, err = memlint("estimate", "unknown.yaml", "--offline")
+    assert (code, err.split(": the shape")[0]) == (2, "memlint: error: unknown.yaml:2:8")
+
+
+def test_standard_input_is_a_source_too(project, memlint, monkeypatch):
+    class Input:
+        buffer = io.BytesIO((project / "big.yaml").read_bytes())
+
+    monkeypatch.setattr("sys.stdin", Input)
+    code, out, err = memlint("estimate", "-", "--target", "24GiB", "--offline")
+    assert (code, err) == (1, "")
+    assert out == memlint("estimate", "big.yaml", "--target", "24GiB", "--offline")[1]
+
+
+def test_what_is_wrong_on_standard_input_has_its_place(project, memlint, monkeypatch):
+    class Input:
+        buffer = io.BytesIO(b"memlint: 1\nmodel: [\n")
+
+    monkeypatch.setattr("sys.stdin", Input)
+    code, _, err = memlint("estimate", "-", "--offline")
+    assert code == 2 and err.startswith("memlint: error: <stdin>:2:9: ")
 
 
 def test_compare_and_oom_say_what_is_wrong_in_a_config_as_estimate_does(project, memlint, monkeypatch):

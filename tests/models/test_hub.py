@@ -143,6 +143,7 @@ def _hub(endpoint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setenv("HF_HOME", str(tmp_path))
     monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
     monkeypatch.setattr(resolve_module, "_FETCHED", {})
+    monkeypatch.setattr(resolve_module, "_SILENT", [])
     Handler.seen.clear()
 
 
@@ -239,6 +240,18 @@ def test_a_slow_hub_is_given_up(name: str) -> None:
     start = time.monotonic()
     assert "did not answer" in refusal(name, timeout=0.5)
     assert time.monotonic() - start < 3
+
+
+def test_a_slow_hub_is_waited_for_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hub, "fetch_config", lambda model_id: fetch_config(model_id, timeout=0.3))
+    asked = len(Handler.seen)
+    first, second = (
+        resolve_model(name, base_dir=str(tmp_path), settings_models={}, search_root=str(tmp_path), offline=False)
+        for name in ("org/silent", "org/good")
+    )
+    assert "did not answer for `org/silent`" in (first.reason or "")
+    assert "`org/good` is not known offline" in (second.reason or "") and "is not asked" in (second.reason or "")
+    assert len(Handler.seen) == asked + 1
 
 
 def test_no_hub_at_all(monkeypatch: pytest.MonkeyPatch) -> None:

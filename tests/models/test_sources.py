@@ -108,6 +108,10 @@ class TestPaths:
         assert reason is not None
         assert "`models` setting" in reason
 
+    @pytest.mark.parametrize("ref", ["${MODEL}", "{{ model }}", "models/${NAME}", "<your-model>"])
+    def test_a_placeholder_is_called_one(self, ref: str, project: Path) -> None:
+        assert "is a placeholder that is filled in before the run" in (resolve(ref, project).reason or "")
+
     @pytest.mark.parametrize("ref", ["a\0b", "x" * 5000, "/" * 5000, "../" * 500])
     def test_hostile_names_are_answered_in_a_sentence(self, ref: str, project: Path) -> None:
         found = resolve(ref, project)
