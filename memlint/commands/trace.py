@@ -42,13 +42,16 @@ def configure(parser: ArgumentParser) -> None:
 def run(args: Namespace) -> int:
     """Trace and print; exit 1 where a target is declared and the job does not fit."""
     _require_extra()
+    import warnings
+
     from memlint.commands.estimate import estimate_data, source_from
     from memlint.measure.trace.job import trace_job
     from memlint.measure.trace.progress import Progress
 
     source, _ = source_from(args)
     _quieten()
-    with Progress(args.quiet) as progress:
+    with Progress(args.quiet) as progress, source.placing(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # deprecations inside transformers, peft and torch are not the user's
         traced, result = trace_job(
             source.job,
             source.target,

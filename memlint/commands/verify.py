@@ -16,6 +16,7 @@ from memlint.exits import Exit
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
 
+    from memlint.engine.source import Source
     from memlint.measure.verify.request import Request
 
 
@@ -35,6 +36,7 @@ def configure(parser: ArgumentParser) -> None:
 
 def run(args: Namespace) -> int:
     """Run, print, and return the exit code."""
+    from memlint.commands.estimate import source_from
     from memlint.measure.verify.ready import require_device, require_extra
 
     require_extra("memlint verify")
@@ -42,9 +44,11 @@ def run(args: Namespace) -> int:
         raise UserError("--gpus takes the number of processes, 1 or more")
     if args.layers is not None and args.layers < 1:
         raise UserError("--layers takes a number of layers, 1 or more")
-    request = _request(args)
+    source, _ = source_from(args)
+    request = _request(source, args)
     require_device(args.device, "memlint verify")
-    report = _report(request, args.gpus)
+    with source.placing():
+        report = _report(request, args.gpus)
     if report is None:
         return Exit.OK
     from memlint.measure.verify.report import failed
@@ -67,11 +71,9 @@ def run(args: Namespace) -> int:
     return Exit.FINDINGS if failed(report) else Exit.OK
 
 
-def _request(args: Namespace) -> Request:
-    from memlint.commands.estimate import source_from
+def _request(source: Source, args: Namespace) -> Request:
     from memlint.measure.verify.request import Request
 
-    source, _ = source_from(args)
     return Request(
         job=source.job,
         file=source.document.path,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -232,6 +233,9 @@ def test_an_error_of_another_kind_is_not_taken_for_it(job_file, monkeypatch):
         raise RuntimeError("something else")
 
     monkeypatch.setattr(LlamaMLP, "forward", broken)
+    with pytest.raises(UserError, match=r"the code of `llama` does not run here .*RuntimeError: something else"):
+        verify(job_file())
+    monkeypatch.setenv("MEMLINT_DEBUG", "1")
     with pytest.raises(RuntimeError, match="something else"):
         verify(job_file())
 
@@ -252,6 +256,21 @@ def test_an_error_of_another_kind_is_not_taken_for_it(job_file, monkeypatch):
 def test_what_cannot_be_run_is_named(job_file, training, rest, name):
     with pytest.raises(UserError, match=f"does not run `{name}`"):
         verify(job_file(training, **rest))
+
+
+@pytest.mark.parametrize(
+    ("training", "said"),
+    [
+        ({"freeze": ["model", "lm_head"]}, "nothing of the model trains"),
+        ({"method": "lora", "lora": {"targets": "(("}}, "PEFT cannot add this adapter: missing \\)"),
+        ({"loss": "cut-cross-entropy"}, "memlint verify does not run `training.loss: cut-cross-entropy`"),
+    ],
+)
+def test_the_command_names_the_place_of_what_it_cannot_run(job_file, training, said, capsys):
+    assert memlint(["verify", "--device", "cpu", job_file(training)]) == 2
+    err = capsys.readouterr().err
+    assert re.search(rf"error: job\.json:\d+:\d+: {said}", err)
+    assert "Traceback" not in err
 
 
 def test_what_transformers_refuses_is_one_sentence(job_file, monkeypatch):

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import torch
 
-from memlint.errors import UserError
+from memlint.errors import SettingError
 from memlint.estimate.build import any_named
 from memlint.measure.trace.settings import LoraSettings, TraceSettings
 
 
 def add_lora(model: Any, lora: LoraSettings) -> Any:
-    """Wrap a model with a PEFT LoRA adapter. Raises UserError when PEFT finds nothing to adapt."""
+    """Wrap a model with a PEFT LoRA adapter. Raises SettingError when PEFT finds nothing to adapt."""
     import peft
 
     headed = any(name.rpartition(".")[2] in ("score", "classifier") for name, _ in model.named_modules())
@@ -28,12 +29,13 @@ def add_lora(model: Any, lora: LoraSettings) -> Any:
             modules_to_save=list(lora.modules_to_save) or None,
         )
         return peft.get_peft_model(model, config, autocast_adapter_dtype=lora.dtype == "fp32")
-    except ValueError as error:
-        raise UserError(f"PEFT cannot add this adapter: {str(error).splitlines()[0]}") from None
+    except (ValueError, re.error) as error:
+        said = str(error).splitlines()[0]
+        raise SettingError(f"PEFT cannot add this adapter: {said}", "training.lora.targets") from None
 
 
 def checkpoint_layers(model: Any, settings: TraceSettings) -> None:
-    """Checkpoint every n-th layer. Raises UserError for a model whose class does not offer it."""
+    """Checkpoint every n-th layer. Raises SettingError for a model whose class does not offer it."""
     from transformers.modeling_layers import GradientCheckpointingLayer
 
     options = {"use_reentrant": settings.checkpointing == "reentrant"}
@@ -42,7 +44,7 @@ def checkpoint_layers(model: Any, settings: TraceSettings) -> None:
     try:
         enable(options)
     except ValueError as error:
-        raise UserError(str(error)) from None
+        raise SettingError(str(error), "training.activation_checkpointing") from None
     layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
     for index, layer in enumerate(layers):
         if index % settings.checkpoint_every:
@@ -78,3 +80,11 @@ def train_in(model: Any, dtype: torch.dtype) -> None:
     for parameter in model.parameters():
         if parameter.requires_grad and parameter.dtype != dtype:
             parameter.data = parameter.data.to(dtype)
+
+
+def trained_parameters(model: Any) -> list[Any]:
+    """The parameters that an optimizer is made over. Raises SettingError where nothing trains."""
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    if not parameters:
+        raise SettingError("nothing of the model trains: every parameter is frozen", "training.freeze")
+    return parameters

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from memlint.errors import UserError
+from memlint.errors import SettingError
 from memlint.measure.trace import flash
 from memlint.measure.trace.settings import TraceSettings
 
@@ -26,7 +26,7 @@ def make_config(source: Mapping[str, Any], remote: str | None = None) -> Any:
     """Return transformers' config object for a mapping as in ``config.json``; absent fields take the class defaults.
 
     remote: repository or folder whose own code makes the config instead; the user has allowed it.
-    Raises UserError for a model type that this transformers does not know.
+    Raises SettingError for a model type that this transformers does not know.
     """
     from transformers import AutoConfig
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
@@ -36,7 +36,7 @@ def make_config(source: Mapping[str, Any], remote: str | None = None) -> Any:
     values = {key: value for key, value in source.items() if key != "auto_map"}
     kind = values.pop("model_type", None)
     if kind not in CONFIG_MAPPING:
-        raise UserError(f"transformers has no model type {kind!r}, so its code cannot be traced")
+        raise SettingError(f"this transformers has no model type `{kind}`, so there is no code to run", "model")
     owner = CONFIG_MAPPING[kind]
     # What a class computes itself (Falcon's head_dim) cannot be set; an estimate's architecture states it all the same.
     computed = [key for key in values if isinstance(stated := getattr(owner, key, None), property) and not stated.fset]
@@ -62,7 +62,8 @@ def make_model(
         options = {"trust_remote_code": True} if remote else {}
         model = owner.from_config(config, dtype=dtype, attn_implementation=attention, **options)
     if attention == flash.NAME and not getattr(model, "_supports_flash_attn", True):
-        raise UserError(f"transformers' {type(model).__name__} does not run with flash attention")
+        name = type(model).__name__
+        raise SettingError(f"transformers' {name} does not run with flash attention", "training.attention")
     stray = any(parameter.device.type == "cpu" for parameter in model.parameters())
     if stray and torch.device(device).type not in ("cpu", "meta"):
         # torch.normal in a constructor (DiffLlama's lambdas) does not heed the device of the context.

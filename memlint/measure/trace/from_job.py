@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from memlint.errors import UserError
+from memlint.errors import SettingError, UserError
 from memlint.estimate.float8 import Float8
 from memlint.job import Checkpointing, Lora, TrainingJob
 from memlint.measure.trace.settings import DEFAULT_SKIP, LoraSettings, TraceSettings
@@ -56,7 +56,7 @@ def hf_config(job: TrainingJob) -> dict[str, Any]:
 
 
 def settings_of(job: TrainingJob, world: int) -> TraceSettings:
-    """Translate a job for the tracer. Raises UserError for what it cannot follow."""
+    """Translate a job for the tracer. Raises SettingError for what it cannot follow."""
     training, precision = job.training, job.training.precision
     _refuse(job)
     quantized = training.quantization
@@ -164,9 +164,10 @@ def _refuse(job: TrainingJob) -> None:
         (strategy not in ("none", *SHARDED) and not _alone(job), "parallelism.strategy", strategy),
     ):
         if bad:
-            raise UserError(
+            raise SettingError(
                 f"memlint trace does not follow `{name}: {value}`; use `memlint estimate`, or change it with"
-                f" --set {name}=..."
+                f" --set {name}=...",
+                name,
             )
 
 

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from memlint.errors import UserError
+from memlint.errors import SettingError, UserError, first_line
 from memlint.estimate.result import COMPONENTS, Estimate, PhasePeak
 from memlint.hardware.target import Target
 from memlint.job import TrainingJob
@@ -57,10 +57,10 @@ def trace_job(
     except Exception as error:
         if os.environ.get("MEMLINT_DEBUG"):
             raise
-        said = (str(error).strip().splitlines() or [""])[0][:200]
-        raise UserError(
+        raise SettingError(
             f"transformers' code of `{config['model_type']}` does not run on fake tensors with these settings"
-            f" ({type(error).__name__}: {said}); MEMLINT_DEBUG=1 shows where"
+            f" ({first_line(error)}); MEMLINT_DEBUG=1 shows where",
+            "model",
         ) from None
     return to_estimate(job, target, result), result
 
@@ -76,14 +76,17 @@ def _remote_code(job: TrainingJob, config: Mapping[str, Any], trusted: bool) -> 
     if kind in CONFIG_MAPPING:
         return None
     if not config.get("auto_map"):
-        raise UserError(f"this transformers has no model type `{kind}`, so there is no code to trace")
+        raise SettingError(f"this transformers has no model type `{kind}`, so there is no code to trace", "model")
     if not trusted:
-        raise UserError(
+        raise SettingError(
             f"the model type `{kind}` is code of the model's own repository, which memlint does not run; pass"
-            " --trust-remote-code if you trust it"
+            " --trust-remote-code if you trust it",
+            "model",
         )
     if not isinstance(job.model, str):
-        raise UserError(f"an inline config brings no code along; name the repository or folder of the `{kind}` model")
+        raise SettingError(
+            f"an inline config brings no code along; name the repository or folder of the `{kind}` model", "model"
+        )
     return job.model
 
 

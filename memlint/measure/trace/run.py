@@ -11,7 +11,7 @@ import torch
 from torch._subclasses import FakeTensorMode
 
 from memlint.measure.trace import float8
-from memlint.measure.trace.adapters import add_lora, checkpoint_layers, freeze, keep_fp32, train_in
+from memlint.measure.trace.adapters import add_lora, checkpoint_layers, freeze, keep_fp32, train_in, trained_parameters
 from memlint.measure.trace.bnb_kernels import bnb_kernels
 from memlint.measure.trace.build import DTYPES, make_config, make_inputs, make_model
 from memlint.measure.trace.cuda_choices import cuda_choices
@@ -93,7 +93,7 @@ def _trace_once(
         trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
         if mesh is not None:
             shard(model, base, mesh, settings)
-        parameters = [p for p in model.parameters() if p.requires_grad]
+        parameters = trained_parameters(model)
         recorder.note_parameters(model.parameters())
         label(recorder, model.parameters(), "params")
         label(recorder, statistics(model), "params")

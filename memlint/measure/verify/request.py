@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from memlint.errors import UserError
+from memlint.errors import SettingError
 from memlint.job import TrainingJob, replace_fields
 from memlint.measure.trace.from_job import OPTIMIZERS, SHARDED, hf_config, never_run, settings_of
 from memlint.records import dataclass
@@ -92,7 +92,7 @@ def job_at_hand(job: TrainingJob, world: int) -> tuple[TrainingJob, tuple[str, .
 
 
 def plan_run(job: TrainingJob, world: int, device: str) -> Plan:
-    """Translate a job. Raises UserError for what no step can run, naming the setting."""
+    """Translate a job. Raises SettingError for what no step can run."""
     training = job.training
     _refuse(job)
     strategy = "fsdp" if job.parallelism.strategy in SHARDED else "ddp" if world > 1 else "none"
@@ -140,9 +140,10 @@ def _refuse(job: TrainingJob) -> None:
     )
     for refused, name, value in checks:
         if refused:
-            raise UserError(
+            raise SettingError(
                 f"memlint verify does not run `{name}: {value}`; change it with `--set {name}=...`,"
-                " or use `memlint estimate`"
+                " or use `memlint estimate`",
+                name,
             )
 
 

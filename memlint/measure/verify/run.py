@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from typing import Any
 
-from memlint.errors import UserError
+from memlint.errors import SettingError, UserError, first_line
 from memlint.estimate.kernels import CONV, FLA, MAMBA, XIELU, exactly
 from memlint.estimate.result import Estimate
 from memlint.hardware.target import Target
@@ -150,11 +150,22 @@ def _sampler(driver: Any) -> Callable[[], Any]:
 def _measure(
     job: TrainingJob, ranks: Ranks, device: str, mesh: Any, sample: Callable[[], Any], progress: Progress
 ) -> tuple[dict[str, Any], dict[str, Any] | None]:
-    """Run one job; return what was measured, or where the memory ended."""
+    """Run one job; return what was measured, or where the memory ended. Raises UserError."""
     from memlint.measure.verify.step import run_steps
 
     plan = plan_run(job, ranks.world, device)
-    run, sampled = run_steps(plan, mesh, sample=sample, progress=progress)
+    try:
+        run, sampled = run_steps(plan, mesh, sample=sample, progress=progress)
+    except UserError:
+        raise
+    except Exception as error:
+        if os.environ.get("MEMLINT_DEBUG"):
+            raise
+        raise SettingError(
+            f"the code of `{plan.config['model_type']}` does not run here with these settings ({first_line(error)});"
+            " MEMLINT_DEBUG=1 shows where",
+            "model",
+        ) from None
     if run.out_of_memory is not None:
         return {}, {**run.out_of_memory, "rank": ranks.rank}
     held, how = sampled

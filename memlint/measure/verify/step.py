@@ -12,7 +12,8 @@ from typing import Any
 
 import torch
 
-from memlint.errors import UserError
+from memlint.errors import SettingError
+from memlint.measure.trace.adapters import trained_parameters
 from memlint.measure.trace.build import DTYPES, make_inputs
 from memlint.measure.trace.phases import loss_phase
 from memlint.measure.verify.loss import without_logits
@@ -55,7 +56,7 @@ def run_steps(
     """Build the model, run two steps, and return the account and what ``sample`` gave when the steps were done.
 
     ``sample`` reads the driver while everything that the steps allocated is still held. Running out of memory is part
-    of the answer (``out_of_memory``), any other error is raised.
+    of the answer (``out_of_memory``), any other error is raised as it is.
     """
     run = Run()
     meter = make_meter(plan.device)
@@ -93,7 +94,7 @@ def _built(plan: Plan, mesh: Any) -> Built:
     except (ValueError, ImportError, NotImplementedError) as error:
         # What transformers and peft answer to a setting that a model's class does not offer.
         reason = next(iter(str(error).splitlines()), type(error).__name__)
-        raise UserError(f"the model cannot be built as the job says: {reason}") from None
+        raise SettingError(f"the model cannot be built as the job says: {reason}", "model") from None
 
 
 def _train(
@@ -107,7 +108,7 @@ def _train(
 ) -> None:
     settings, model = plan.settings, built.model
     run.elements, run.trained = built.elements, built.trained
-    parameters = [p for p in model.parameters() if p.requires_grad]
+    parameters = trained_parameters(model)
     optimizer, said = make_optimizer(plan.optimizer, parameters, in_backward=plan.in_backward)
     holder["optimizer"] = optimizer
     if plan.trainer and plan.optimizer in BITSANDBYTES and "8bit" in plan.optimizer:

@@ -109,6 +109,20 @@ def test_a_setting_that_no_trace_follows_is_named(job: Any, training: dict[str, 
     assert setting in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("training", "said"),
+    [
+        ({"loss": "fused"}, "memlint trace does not follow"),
+        ({"freeze": ["model", "lm_head"]}, "nothing of the model trains"),
+        ({"method": "lora", "lora": {"targets": "(("}}, "PEFT cannot add this adapter: missing"),
+        ({"method": "lora", "lora": {"targets": ["nope"]}}, "PEFT cannot add this adapter: Target modules"),
+    ],
+)
+def test_the_place_of_what_cannot_be_traced_is_named(job: Any, training: dict[str, Any], said: str) -> None:
+    with pytest.raises(UserError, match=rf"job\.yaml:\d+:\d+: {said}"):
+        run(job(training))
+
+
 def test_sharding_other_than_fsdp2_is_refused(job: Any) -> None:
     with pytest.raises(UserError, match=r"does not follow `parallelism\.strategy: zero3`"):
         run(job(None, strategy="zero3", gpus=8))
