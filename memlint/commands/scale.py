@@ -72,7 +72,8 @@ def configure(parser: ArgumentParser) -> None:
 
 def run(args: Namespace) -> int:
     """Print the table; exit 2 when a model is unknown."""
-    from memlint.dialects.native_fields import TRAINING, accepts_value
+    from memlint.dialects.native_fields import TRAINING
+    from memlint.dialects.native_gate import accepts_value
 
     for name in ("micro_batch_size", "sequence_length"):
         field = TRAINING[name]

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any, Mapping
 
 from memlint.dialects.base import JobDraft, Problem, ReadContext, Reading
-from memlint.dialects.deepspeed_config import SIZES, TOP_KEYS, DeepSpeedSettings, batch_problem, read_config
+from memlint.dialects.deepspeed_config import SIZES, DeepSpeedSettings, batch_problem, read_config
+from memlint.dialects.deepspeed_keys import TOP_KEYS
 from memlint.dialects.values import Section, as_mapping, show
 from memlint.document.model import Document
 from memlint.findings import KeyEdit

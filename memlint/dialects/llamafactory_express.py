@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Callable, Mapping
 
+from memlint.dialects.llamafactory_express_v1 import DEEPSPEED, express_v1
 from memlint.dialects.llamafactory_megatron import MARKS
 from memlint.dialects.llamafactory_v0 import recognise_v0
 from memlint.dialects.names import NATIVE_TO_HF
@@ -13,27 +14,6 @@ from memlint.findings import KeyEdit
 from memlint.job import TrainingJob
 
 Edits = dict[tuple[str | int, ...], KeyEdit]
-
-_AUTO = {"enabled": "auto"}
-_ZERO1: dict[str, Any] = {
-    "zero_optimization": {"stage": 1},
-    "bf16": _AUTO,
-    "fp16": _AUTO,
-    "gradient_accumulation_steps": "auto",
-    "gradient_clipping": "auto",
-    "train_batch_size": "auto",
-    "train_micro_batch_size_per_gpu": "auto",
-}
-"""Stage 1, which no file of the repository is: written inline."""
-
-_DEEPSPEED: dict[tuple[str, str], Any] = {
-    ("zero1", "none"): _ZERO1,
-    ("zero2", "none"): "examples/deepspeed/ds_z2_config.json",
-    ("zero2", "optimizer"): "examples/deepspeed/ds_z2_offload_config.json",
-    ("zero3", "none"): "examples/deepspeed/ds_z3_config.json",
-    ("zero3", "all"): "examples/deepspeed/ds_z3_offload_config.json",
-}
-"""Files of LLaMA-Factory's repository, which is the working directory its examples assume."""
 
 _OWN_OPTIMIZERS = ("use_galore", "use_apollo", "use_badam", "use_adam_mini", "use_muon")
 _V0 = {
@@ -52,22 +32,13 @@ _V0 = {
     "parallelism.pipeline": "pipeline_model_parallel_size",
     "parallelism.expert": "expert_model_parallel_size",
 }
-_V1 = {
-    "training.micro_batch_size": "micro_batch_size",
-    "training.sequence_length": "cutoff_len",
-}
-_V1_PEFT = {
-    "training.lora.rank": "r",
-    "training.lora.alpha": "lora_alpha",
-    "training.lora.dropout": "lora_dropout",
-}
 
 
 def express(changes: Mapping[str, Any], document: Document, job: TrainingJob) -> Edits:
     """Return edits for ``changes``; the caller checks their promise. A field without a key may follow from others."""
     write = Writer(document, job, changes)
     if not recognise_v0(document):
-        _express_v1(write, changes)
+        express_v1(write, changes)
         return write.edits
     megatron = any(key in write.data for key in MARKS)
     for name, value in changes.items():
@@ -206,19 +177,19 @@ def _strategy(write: Writer, value: Any) -> None:
         write.drop("deepspeed")
         write.set("fsdp", "full_shard auto_wrap" + (" offload" if offload == "all" else ""))
         write.set("fsdp_config", {"version": 2, "reshard_after_forward": True})
-    elif (value, offload) in _DEEPSPEED:
+    elif (value, offload) in DEEPSPEED:
         write.drop("fsdp", "fsdp_config")
         if value == "zero3":
             write.drop("pure_bf16")
-        write.set("deepspeed", _DEEPSPEED[value, offload])
+        write.set("deepspeed", DEEPSPEED[value, offload])
 
 
 def _offload(write: Writer, value: Any) -> None:
     if "parallelism.strategy" in write.changes:
         return  # written together with the strategy
     strategy = write.job.parallelism.strategy
-    if (strategy, value) in _DEEPSPEED:
-        write.set("deepspeed", _DEEPSPEED[strategy, value])
+    if (strategy, value) in DEEPSPEED:
+        write.set("deepspeed", DEEPSPEED[strategy, value])
     elif strategy.startswith("fsdp") and isinstance(write.value("fsdp"), str):
         _write_offload_word(write, value)
 
@@ -249,56 +220,3 @@ _HANDLERS: dict[str, Callable[[Writer, Any], None]] = {
     "parallelism.strategy": _strategy,
     "parallelism.offload": _offload,
 }
-
-
-def _express_v1(write: Writer, changes: Mapping[str, Any]) -> None:
-    for name, value in changes.items():
-        if name in _V1:
-            write.set(_V1[name], value)
-        elif name in _V1_PEFT and write.data.get("peft_config"):
-            write.put(("peft_config", _V1_PEFT[name]), int(value) if name == "training.lora.alpha" else value)
-        elif name == "training.gradient_accumulation_steps":
-            micro = write.wanted("training.micro_batch_size")
-            write.set("global_batch_size", value * micro * (write.job.parallelism.gpus or 1))
-        elif name == "training.checkpointing.mode" and value in ("none", "full"):
-            write.set("enable_activation_checkpointing", value == "full")
-        elif name == "training.attention" and value in ("eager", "sdpa", "flash"):
-            write.set("flash_attn", "flash_attention_2" if value == "flash" else value)
-        elif name == "training.method":
-            _v1_method(write, value)
-        elif name == "training.max_grad_norm" and value is not None:
-            write.set("max_grad_norm", value)
-        elif name == "parallelism.strategy":
-            _v1_strategy(write, value, changes.get("parallelism.offload", "none"))
-        elif (
-            name == "parallelism.offload"
-            and "parallelism.strategy" not in changes
-            and write.job.parallelism.strategy == "fsdp"
-        ):
-            write.put(("dist_config", "offload_params"), value == "all")
-
-
-def _v1_method(write: Writer, value: Any) -> None:
-    if value == "full":
-        write.drop("peft_config", "quant_config")
-    elif value in ("lora", "qlora"):
-        rank = write.wanted("training.lora.rank") or 16
-        previous = write.data.get("peft_config")
-        if not (isinstance(previous, dict) and previous.get("name") == "lora"):
-            write.set("peft_config", {"name": "lora", "r": rank, "lora_alpha": 2 * rank, "target_modules": "all"})
-        if value == "qlora":
-            write.set("quant_config", {"name": "bnb", "quantization_bit": 4})
-        else:
-            write.drop("quant_config")
-
-
-def _v1_strategy(write: Writer, value: Any, offload: str) -> None:
-    if value == "fsdp":
-        config: dict[str, Any] = {"name": "fsdp2"}
-        if offload == "all":
-            config["offload_params"] = True
-        write.set("dist_config", config)
-    elif (value, offload) in _DEEPSPEED and value != "zero1":
-        write.set("dist_config", {"name": "deepspeed", "config_file": _DEEPSPEED[value, offload]})
-    elif value in ("none", "ddp"):
-        write.drop("dist_config")

@@ -8,7 +8,8 @@ from __future__ import annotations
 from typing import Any, Mapping, Sequence
 
 from memlint.dialects.base import JobDraft, Problem, ReadContext, Reading
-from memlint.dialects.native_fields import NESTED, SECTIONS, accepts
+from memlint.dialects.native_fields import NESTED, SECTIONS
+from memlint.dialects.native_gate import accepts
 from memlint.dialects.native_read import read_job
 from memlint.dialects.native_write import to_native
 from memlint.document.model import Document

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from memlint.dialects.native_choices import REFERENCE_FREE
-from memlint.dialects.native_fields import NESTED, SECTIONS, SHORT, Field, accepts_value
+from memlint.dialects.native_fields import NESTED, SECTIONS, SHORT, Field
+from memlint.dialects.native_gate import accepts_value
 from memlint.dialects.native_read import CHECKPOINTING_SHORT, PRECISION_SHORT, coerce, nested_values
 from memlint.dialects.values import as_bool, as_float, as_int, bound_text, did_you_mean, show
 from memlint.errors import UserError

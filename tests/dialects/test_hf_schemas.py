@@ -8,7 +8,7 @@ import pytest
 from jsonschema import Draft202012Validator
 from reading_support import Beside, document_of, field_of
 
-from memlint.dialects import accelerate_config, accelerate_fsdp, deepspeed_config, hf_trainer_keys, trl_keys
+from memlint.dialects import accelerate_config, accelerate_fsdp, deepspeed_keys, hf_trainer_keys, trl_keys
 from memlint.dialects.names import ATTENTION, DTYPES, HF_OPTIMIZERS
 from memlint.dialects.registry import by_name
 from memlint.document.load import load_file
@@ -37,8 +37,8 @@ def test_schema_is_sound_and_names_fields_that_exist(name):
 def test_schema_keys_are_keys_of_the_framework():
     assert set(schema("hf-trainer")["properties"]) <= hf_trainer_keys.TRAINING_ARGS
     assert set(schema("trl")["properties"]) <= trl_keys.KNOWN
-    assert set(schema("deepspeed")["properties"]) <= deepspeed_config.TOP_KEYS
-    assert set(schema("deepspeed")["properties"]["zero_optimization"]["properties"]) <= deepspeed_config.ZERO_KEYS
+    assert set(schema("deepspeed")["properties"]) <= deepspeed_keys.TOP_KEYS
+    assert set(schema("deepspeed")["properties"]["zero_optimization"]["properties"]) <= deepspeed_keys.ZERO_KEYS
     accelerate = schema("accelerate")["properties"]
     assert set(accelerate) <= accelerate_config.TOP_KEYS
     assert set(accelerate["deepspeed_config"]["properties"]) <= accelerate_config.DEEPSPEED_KEYS

@@ -11,7 +11,8 @@ from jsonschema import Draft202012Validator
 from reading_support import document_of, field_of, read_text
 
 from memlint.dialects.native import NATIVE, apply_sets, to_native
-from memlint.dialects.native_fields import NESTED, SECTIONS, SHORT, accepts
+from memlint.dialects.native_fields import NESTED, SECTIONS, SHORT
+from memlint.dialects.native_gate import accepts
 from memlint.dialects.native_schema import job_schema
 from memlint.dialects.native_write import express_native
 from memlint.errors import UserError
