@@ -21,6 +21,29 @@ FIGURES = (
     "param_bytes", "grad_bytes", "optim_bytes", "static_before_fwd_bytes", "fwd_end_bytes", "saved_activation_bytes",
     "saved_logits_loss_bytes", "saved_cast_weight_bytes", "bwd_end_bytes", "first_step_peak_bytes",
 )  # fmt: skip
+SETTINGS = ("id", "model", "model_type", "head", "config", "batch", "seq", "ckpt", "precision", "optim", "attn")
+STATED = ("n_params", "peak_bytes", "peak_phase", "peak_op", "phase_peaks", "breakdown", "sdpa_backend", *FIGURES)
+"""Columns that describe a point, and what it says of its trace."""
+
+
+def read_points(path: str) -> list[dict[str, Any]]:
+    """The points of a file. Raises OSError, and ValueError with file and line for a line that is none."""
+    found: list[dict[str, Any]] = []
+    with open(path, "rb") as stream:
+        for number, line in enumerate(stream, 1):
+            if not line.strip():
+                continue
+            try:
+                point = json.loads(line)
+            except (ValueError, RecursionError):
+                point = None
+            if not isinstance(point, dict):
+                raise ValueError(f"{path}:{number}: the line is no JSON object")
+            lacking = [name for name in (*SETTINGS, *STATED) if name not in point]
+            if lacking:
+                raise ValueError(f"{path}:{number}: the point has no {', '.join(f'`{name}`' for name in lacking)}")
+            found.append(point)
+    return found
 
 
 def trace_point(point: dict[str, Any], every_layer: bool = True) -> TraceResult:
@@ -61,12 +84,18 @@ def main(argv: list[str] | None = None) -> int:
     options = parser.parse_args(argv)
     torch.set_num_threads(1)
     failed = 0
-    with open(options.points, encoding="utf-8") as stream:
-        points = [json.loads(line) for line in stream if line.strip()]
+    try:
+        points = read_points(options.points)
+    except (OSError, ValueError) as error:
+        print(error, file=sys.stderr)
+        return 2
     if options.id:
         points = [point for point in points if point["id"] in options.id]
     if options.model:
         points = [p for p in points if p["model"] in options.model or p["model_type"] in options.model]
+    if not points:
+        print(f"{options.points} has no such point", file=sys.stderr)
+        return 2
     for point in points:
         start = time.monotonic()
         name = "{id} {model} b{batch} s{seq} {precision} {optim} {attn} ckpt={ckpt}".format(**point)
