@@ -27,6 +27,7 @@ DEFAULT_TARGETS: dict[str, tuple[str, ...]] = {
     "bert": ("query", "value"),
     "bloom": ("query_key_value",),
     "chatglm": ("query_key_value",),
+    "codegen": ("qkv_proj",),
     "cohere": ("q_proj", "v_proj"),
     "deberta": ("in_proj",),
     "deberta-v2": ("query_proj", "value_proj"),
@@ -37,7 +38,10 @@ DEFAULT_TARGETS: dict[str, tuple[str, ...]] = {
     "gpt_neo": ("q_proj", "v_proj"),
     "gpt_neox": ("query_key_value",),
     "gptj": ("q_proj", "v_proj"),
+    "layoutlm": ("query", "value"),
+    "mpt": ("Wqkv",),
     "mt5": ("q", "v"),
+    "nemotron_h": ("q_proj", "k_proj", "v_proj", "o_proj"),
     "phi": ("q_proj", "v_proj", "fc1", "fc2"),
     "phi3": ("qkv_proj",),
     "roberta": ("query", "value"),
@@ -144,8 +148,9 @@ class LoraLinear:
         weight = self._whole_weight(f, x.dtype)
         scaled = f.like(merged[0])
         total = f.like(scaled, promoted(weight, scaled))
+        del scaled
         norm = f.new(magnitude.shape, total.dtype)
-        del scaled, total
+        del total
         ratio = mul(f, magnitude, norm)  # a quotient, which saves the divisor likewise
         branch = linear(f, linear(f, x, self.a), self.b)
         bias = getattr(self.base, "bias", None)
@@ -167,6 +172,8 @@ class LoraLinear:
         first = f.new((a.shape[1], a.shape[0]), a.dtype)
         product = f.new((a.shape[1], b.shape[0]), a.dtype)
         del eye
+        if f.hollow or not f.grad_enabled:
+            seen = first = product  # nothing is saved
         return (product if dtype == product.dtype else f.like(product, dtype), seen, first)
 
     def _whole_weight(self, f: Tape, dtype: str) -> Tensor:

@@ -17,8 +17,9 @@ from memlint.estimate.engine.tape import Leaf, Tape, Tensor
 from memlint.estimate.float8 import Float8
 from memlint.estimate.ops.linear import Weight, linear
 from memlint.estimate.optimizer_projected import Targets
-from memlint.estimate.peft_kinds import KINDS, default_targets
+from memlint.estimate.peft_kinds import KINDS
 from memlint.estimate.peft_prompts import OUTSIDE, PROMPTS, Prefix, prompted
+from memlint.estimate.peft_targets import default_targets, tuned_norms
 from memlint.estimate.quantized import QuantizedWeight
 from memlint.estimate.records import Record
 from memlint.estimate.sharding import Sharding
@@ -89,7 +90,7 @@ class Build:
         if self.lora is None and (method in LORA_METHODS):
             self.lora = Lora()
         if method == "ln-tuning":
-            self.lora = KINDS[method][1]
+            self.lora = Lora(targets=(), modules_to_save=tuned_norms(job.architecture))
         self.nearest = self.adapter and method not in LORA_METHODS and method not in KINDS and method not in PROMPTS
         """There is no model of the method: LoRA stands for it."""
         if self.nearest and self.lora is None:

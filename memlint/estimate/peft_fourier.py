@@ -55,7 +55,7 @@ class Spectrum:
         del given
         out = f.new(self.shape, "fp32")
         del dense, transformed
-        return f.record(out, _spectrum_backward, (self.entries,), f.save(places))
+        return cast(f, f.record(out, _spectrum_backward, (self.entries,), f.save(places)), self.entries.dtype)
 
 
 def _convolution_backward(f: Tape, node: Node, grad: Tensor) -> tuple[Tensor, Tensor]:

@@ -16,34 +16,10 @@ from memlint.estimate.peft_fourier import c3a, fourierft
 from memlint.estimate.peft_rotations import boft, oft
 from memlint.estimate.peft_updates import hira, hra, miss, road, shira
 from memlint.job import Lora
-from memlint.models.architecture import Architecture
 
 if TYPE_CHECKING:
     from memlint.estimate.build import Build
 
-_IA3_TARGETS: dict[str, tuple[str, ...]] = {
-    "t5": ("k", "v", "wo"),
-    "mt5": ("k", "v", "wi_1"),
-    "gpt2": ("c_attn", "mlp.c_proj"),
-    "bloom": ("query_key_value", "mlp.dense_4h_to_h"),
-    "roberta": ("key", "value", "output.dense"),
-    "opt": ("q_proj", "k_proj", "fc2"),
-    "gptj": ("q_proj", "v_proj", "fc_out"),
-    "gpt_neox": ("query_key_value", "dense_4h_to_h"),
-    "gpt_neo": ("q_proj", "v_proj", "c_proj"),
-    "bart": ("q_proj", "v_proj", "fc2"),
-    "gpt_bigcode": ("c_attn", "mlp.c_proj"),
-    "llama": ("k_proj", "v_proj", "down_proj"),
-    "mistral": ("k_proj", "v_proj", "down_proj"),
-    "mixtral": ("k_proj", "v_proj", "w2"),
-    "bert": ("key", "value", "output.dense"),
-    "deberta-v2": ("key_proj", "value_proj", "output.dense"),
-    "deberta": ("in_proj", "output.dense"),
-    "falcon": ("query_key_value", "dense_4h_to_h"),
-    "phi": ("q_proj", "v_proj", "fc2"),
-}
-"""utils/constants.py TRANSFORMERS_MODELS_TO_IA3_TARGET_MODULES_MAPPING, where it is not _IA3_OTHERS."""
-_IA3_OTHERS = ("q_proj", "v_proj", "down_proj")
 _IA3_FEEDFORWARD = ("down_proj", "fc2", "dense_4h_to_h", "wo", "c_proj", "fc_out", "w2", "dense")
 """Modules whose input rather than output is scaled (..._IA3_FEEDFORWARD_MODULES_MAPPING)."""
 
@@ -250,13 +226,6 @@ def _unchanged(build: Build, name: str, base: Any, inputs: int, outputs: int, lo
     return base
 
 
-NORMS = (
-    "input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm", "norm",
-    "final_layernorm", "ln_1", "ln_2", "ln_f", "layer_norm", "final_layer_norm", "self_attn_layer_norm",
-    "encoder_attn_layer_norm", "layernorm", "LayerNorm", "layernorm_before", "layernorm_after",
-)  # fmt: skip
-"""What LN tuning copies and trains (TRANSFORMERS_MODELS_TO_LNTUNING_TARGET_MODULES_MAPPING of all types together)."""
-
 Kind = Callable[["Build", str, Any, int, int, Lora], Any]
 KINDS: dict[str, tuple[Kind, Lora]] = {
     "ia3": (_ia3, Lora(targets="default")),
@@ -277,17 +246,10 @@ KINDS: dict[str, tuple[Kind, Lora]] = {
     "randlora": (randlora, Lora(targets="default", rank=32)),
     "vblora": (vblora, Lora(targets="default", rank=4)),
     "delora": (delora, Lora(targets="default", rank=8)),
-    "ln-tuning": (_unchanged, Lora(targets=(), modules_to_save=NORMS)),
+    "ln-tuning": (_unchanged, Lora(targets=())),
 }
 """Method -> how it wraps a linear layer, and peft's defaults where the job says nothing of the adapter (adalora: the
 rank is ``init_r``, with which a run begins)."""
-
-
-def default_targets(method: str, architecture: Architecture | None) -> tuple[str, ...] | None:
-    """Modules that PEFT adapts where a config names none and the method has a table of its own; None: LoRA's table."""
-    if method != "ia3":
-        return None
-    return _IA3_TARGETS.get(architecture.model_type if architecture is not None else "", _IA3_OTHERS)
 
 
 OTHER_ADAPTERS = (0.89, 1.16)

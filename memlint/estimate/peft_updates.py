@@ -75,7 +75,7 @@ class Reflected:
         width = self.vectors.shape[0]
         eye = f.new((width, width), "fp32")
         chain = self._chain(f)
-        turned = matmul(f, eye, chain, width)
+        turned = matmul(f, cast(f, eye, chain.dtype), chain, width)
         del eye, chain
         whole = matmul(f, _whole(self.base, f, turned.dtype), turned, width)
         del turned
