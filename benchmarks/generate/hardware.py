@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -37,15 +38,34 @@ from __future__ import annotations
 
 
 def rows(name: str) -> list[dict[str, str]]:
-    """Return the rows of one CSV file beside this script."""
+    """Return the rows of one CSV file beside this script, each with its place under ``row``.
+
+    Stops with file and line at a row of too few or too many cells.
+    """
+    found = []
     with (HERE / name).open(encoding="utf-8", newline="") as stream:
-        return list(csv.DictReader(stream))
+        reader = csv.DictReader(stream)
+        for cells in reader:
+            place = f"{name}:{reader.line_num}"
+            if None in cells or None in cells.values():
+                raise SystemExit(f"{place}: the row has not the {len(reader.fieldnames or ())} cells of the first line")
+            found.append({**cells, "row": place})
+    return found
 
 
-def size(text: str) -> int:
+def whole(row: dict[str, str], column: str) -> int:
+    """Return the count in a cell."""
+    if not row[column].isdecimal():
+        raise SystemExit(f"{row['row']}: `{column}` is a whole number, not `{row[column]}`")
+    return int(row[column])
+
+
+def size(text: str, place: str) -> int:
     """Return bytes, rounded down, of ``"79.14GiB"``, ``"15840MiB"`` or ``"42298834944B"``."""
-    unit = next(unit for unit in UNITS if text.endswith(unit))
-    return int(float(text.removesuffix(unit)) * UNITS[unit])
+    found = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)(GiB|MiB|B)", text)
+    if found is None:
+        raise SystemExit(f"{place}: `{text}` is no size such as 79.14GiB, 15840MiB or 42298834944B")
+    return int(float(found.group(1)) * UNITS[found.group(2)])
 
 
 def words(text: str) -> tuple[str, ...]:
@@ -53,7 +73,7 @@ def words(text: str) -> tuple[str, ...]:
     return tuple(part.strip() for part in text.split(";") if part.strip())
 
 
-def capability(text: str) -> tuple[tuple[int, int] | None, bool, bool]:
+def capability(text: str, place: str) -> tuple[tuple[int, int] | None, bool, bool]:
     """Return compute capability, bf16 and fp8 support of one ``capability`` cell.
 
     bf16 tensor cores came with 8.0 and fp8 with 8.9 (NVIDIA CUDA programming guide, arithmetic instructions). Other
@@ -63,7 +83,10 @@ def capability(text: str) -> tuple[tuple[int, int] | None, bool, bool]:
         return None, True, True
     if text == "amd2":
         return None, True, False
-    major, minor = (int(part) for part in text.split("."))
+    found = re.fullmatch(r"([0-9]+)\.([0-9]+)", text)
+    if found is None:
+        raise SystemExit(f"{place}: `capability` is one such as 8.0, or amd, amd2 or habana, not `{text}`")
+    major, minor = int(found.group(1)), int(found.group(2))
     return (major, minor), (major, minor) >= (8, 0), (major, minor) >= (8, 9)
 
 
@@ -72,14 +95,21 @@ def gpu_rows() -> list[tuple[Any, ...]]:
     single = {row["name"]: row for row in rows("gpus.csv")}
     singles = []
     for row in single.values():
-        cc, bf16, fp8 = capability(row["capability"])
-        low, high = size(row["low"]), size(row["high"])
+        place = row["row"]
+        cc, bf16, fp8 = capability(row["capability"], place)
+        low, high = size(row["low"], place), size(row["high"], place)
         if low > high:
-            raise SystemExit(f"{row['name']}: low {low} above high {high}")
-        singles.append((row["name"], words(row["aliases"]), int(row["gb"]), low, high, cc, bf16, fp8, row["source"]))
+            raise SystemExit(f"{place}: low {low} above high {high}")
+        if not row["source"]:
+            raise SystemExit(f"{place}: no source for what {row['name']} reports")
+        name, others = row["name"], words(row["aliases"])
+        singles.append((name, others, whole(row, "gb"), low, high, cc, bf16, fp8, row["source"]))
     by_name = {row[0]: row for row in singles}
     groups = []
     for row in rows("gpu_groups.csv"):
+        unknown = [name for name in words(row["members"]) if name not in by_name]
+        if unknown or not row["members"]:
+            raise SystemExit(f"{row['row']}: gpus.csv has no {', '.join(unknown) or 'member'}")
         members = [by_name[name] for name in words(row["members"])]
         lowest = min(members, key=lambda member: member[3])
         source = f"{lowest[0]}: {lowest[8]}"
@@ -94,7 +124,7 @@ def partitions() -> list[tuple[Any, ...]]:
     source = ""
     for row in rows("mig.csv"):
         source = row["source"] if row["source"] != "same" else source
-        grouped.setdefault(row["gpus"], []).append((row["profile"], size(row["gib"] + "GiB"), source))
+        grouped.setdefault(row["gpus"], []).append((row["profile"], size(row["gib"] + "GiB", row["row"]), source))
     return [(words(names), tuple(profiles)) for names, profiles in grouped.items()]
 
 
@@ -130,7 +160,9 @@ def gpu_module() -> str:
     gpu_keys: dict[str, int] = {}
     for index, row in enumerate(gpus):
         for name in (row[0], *row[1]):
-            gpu_keys.setdefault(key(name), index)
+            other = gpu_keys.setdefault(key(name), index)
+            if other != index:
+                raise SystemExit(f"`{name}` is a name of {gpus[other][0]} and of {row[0]}")
     assumed_keys = {key(row[0]): index for index, row in enumerate(assumed)}
     for name in assumed_keys:
         gpu_keys.pop(name, None)
@@ -165,11 +197,11 @@ def instance_module() -> str:
     """Return the source of ``memlint/hardware/instances.py``."""
     head = HEADER.format(title="Cloud instances: which GPU, and how many.", sources="instances.csv")
     table_rows = rows("instances.csv")
-    values = [(tuple(row["names"].split()), row["gpu"], int(row["count"]), row["source"]) for row in table_rows]
+    values = [(tuple(row["names"].split()), row["gpu"], whole(row, "count"), row["source"]) for row in table_rows]
     known = {row["name"] for name in ("gpus.csv", "gpu_groups.csv") for row in rows(name)}
-    unknown = {value[1] for value in values} - known
-    if unknown:
-        raise SystemExit(f"instances.csv names unknown GPUs: {sorted(unknown)}")
+    for row in table_rows:
+        if row["gpu"] not in known:
+            raise SystemExit(f"{row['row']}: there is no GPU {row['gpu']} in gpus.csv or gpu_groups.csv")
     return head + table(
         "INSTANCES",
         "tuple[tuple[tuple[str, ...], str, int, str], ...]",

@@ -99,6 +99,7 @@ class TestTrainers:
 
 
 def test_optimizers_that_were_not_run_keep_their_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("torch", reason="the measure extra is not installed")
     from benchmarks.optimizers.__main__ import main
 
     path = tmp_path / "optimizers.jsonl"

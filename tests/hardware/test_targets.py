@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import csv
+import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -243,6 +245,34 @@ def test_the_shared_instance_table_is_covered_row_by_row() -> None:
         assert target.gpus == int(row["count"]), row["name"]
         expected = parse_target(CSV_NAMES.get(row["gpu"], row["gpu"]))
         assert target.name == expected.name, row["name"]
+
+
+@pytest.mark.parametrize(
+    ("file", "row", "said"),
+    [
+        pytest.param(
+            "gpus.csv", "Foo,,24,10GB,10GiB,8.0,here", "`10GB` is no size such as", id="another unit"
+        ),
+        pytest.param("gpus.csv", "Foo,,24,10GiB,10GiB,ampere,here", "`capability` is one such as 8.0", id="words"),
+        pytest.param("gpus.csv", "Foo,,24,10GiB,10GiB,8.0,", "no source for what Foo reports", id="no source"),
+        pytest.param("gpus.csv", "Foo,,24,10GiB", "the row has not the 7 cells", id="too few cells"),
+        pytest.param("gpus.csv", "Foo,B200,24,10GiB,10GiB,8.0,here", "`B200` is a name of B200 and of Foo", id="taken"),
+        pytest.param("instances.csv", "here,Foo,1,x.large", "there is no GPU Foo", id="an unknown GPU"),
+    ],
+)
+def test_a_row_that_cannot_be_taken_is_named(file: str, row: str, said: str, tmp_path: Path) -> None:
+    folder = tmp_path / "benchmarks" / "generate"
+    shutil.copytree(ROOT / "benchmarks" / "generate", folder, ignore=shutil.ignore_patterns("__pycache__"))
+    with (folder / file).open("a", encoding="utf-8") as stream:
+        stream.write(row + "\n")
+    done = subprocess.run(
+        [sys.executable, str(folder / "hardware.py"), "--check"],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 1
+    assert said in done.stderr and "Traceback" not in done.stderr
 
 
 def test_the_generated_modules_are_current() -> None:
