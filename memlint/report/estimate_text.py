@@ -23,6 +23,7 @@ _VERDICTS = {
     "tight": ("warning", "tight: may run out of memory"),
     "oom": ("error", "out of memory"),
 }
+_WITHOUT_RANK = ("full", "freeze", "ia3", "road", "fourierft", "c3a", "ln-tuning", "prefix", "prompt", "p-tuning")
 _SHOWN = 5 * 1024**2
 """Bytes below which a part would read 0.00 GiB."""
 _COLUMN = 9
@@ -95,7 +96,9 @@ def job_text(job: Mapping[str, Any]) -> str:
     method = training.get("method", "full")
     lora = training.get("lora") or {}
     parts = [f"{training.get('objective', 'causal-lm')}, {method}"]
-    if lora and method != "full":
+    if lora and method in ("oft", "boft"):
+        parts[0] += f" (blocks of {lora.get('block_size')})" if lora.get("block_size") else ""
+    elif lora and method not in _WITHOUT_RANK:
         parts[0] += f" (rank {lora.get('rank')})"
     parts.append(f"micro batch {training.get('micro_batch_size')} x {training.get('sequence_length')} tokens")
     steps = training.get("gradient_accumulation_steps", 1)
@@ -120,7 +123,9 @@ def _precision(value: Any) -> str:
         return str(value)
     autocast = value.get("autocast")
     float8 = ", float8 products" if value.get("fp8") else ""
-    return f"{value.get('weights')} weights" + (f", {autocast} autocast" if autocast else "") + float8
+    weights, trained = value.get("weights"), value.get("trainable_weights")
+    apart = f" (trained ones {trained})" if trained and trained != weights else ""
+    return f"{weights} weights{apart}" + (f", {autocast} autocast" if autocast else "") + float8
 
 
 def _row(words: str, size: int, *, rule: bool = False) -> str:

@@ -178,3 +178,23 @@ def test_schema_prints_every_schema_and_lists_their_names(memlint):
     assert {"settings", "report", "job", "hf-config"} <= set(names)
     for name in names:
         jsonschema.Draft202012Validator.check_schema(json.loads(memlint("schema", name)[1]))
+
+
+def test_the_line_of_settings_says_what_is_trained_in_another_dtype(project, memlint):
+    half = "{weights: bf16, trainable_weights: fp32, autocast: bf16}"
+    (project / "half.yaml").write_text(f"memlint: 1\nmodel: gpt2\ntraining: {{precision: {half}}}\n")
+    assert "bf16 weights (trained ones fp32), bf16 autocast" in memlint("estimate", "half.yaml", "--offline")[1]
+    assert "(trained ones" not in memlint("estimate", "gpt2", "--offline")[1]
+
+
+@pytest.mark.parametrize(
+    ("training", "words"),
+    [
+        ("method: lora, lora: {rank: 8}", "causal-lm, lora (rank 8), "),
+        ("method: oft, lora: {block_size: 32}", "causal-lm, oft (blocks of 32), "),
+        ("method: ia3", "causal-lm, ia3, "),
+    ],
+)
+def test_an_adapter_is_shown_with_the_size_that_it_has(project, memlint, training, words):
+    (project / "adapter.yaml").write_text(f"memlint: 1\nmodel: gpt2\ntraining: {{{training}}}\n")
+    assert words in memlint("estimate", "adapter.yaml", "--offline")[1]
