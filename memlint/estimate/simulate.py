@@ -51,6 +51,14 @@ def simulate(job: TrainingJob, target: Target | None = None) -> Estimate:
     if step.build.nearest:
         notes = (*notes, unmodelled(job.training.method))
         lowest, most = int(lowest * OTHER_ADAPTERS[0]), int(most * OTHER_ADAPTERS[1])
+    lora = job.training.lora
+    if (
+        lora is not None
+        and lora.target_parameters
+        and not any(".experts." in r.name for r in step.build.records if not r.base)
+    ):
+        named = ", ".join(lora.target_parameters)
+        notes = (*notes, f"adapters of parameters ({named:.200}) are not followed in this model: they are left out")
     # Paged states are moved to the host when the device is full (bitsandbytes functional.py get_paged).
     lowest -= step.paged
     records = step.build.records

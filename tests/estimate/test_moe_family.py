@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from memlint.estimate.errors import Unsupported
-from memlint.estimate.simulate import Step, count_parameters, run_step
+from memlint.estimate.simulate import Step, count_parameters, parameter_records, run_step, simulate
 from memlint.job import Lora, Quantization, TrainingJob, replace_fields
 from tests.estimate.traced import architecture, job, peak, phases_of, points, retraced, simulated, title
 
@@ -169,3 +169,34 @@ def test_the_figures_are_those_of_the_trace() -> None:
 def test_job_of_a_point_reads_its_adapter() -> None:
     point = next(p for p in POINTS if "lora" in p)
     assert job(point).training.lora is not None
+
+
+SMALL = {"hidden_size": 64, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "head_dim": 16}
+SMALL |= {"num_key_value_heads": 2, "vocab_size": 128}
+OF_PARAMETERS: dict[str, dict[str, Any]] = {
+    "gpt_oss": {"num_local_experts": 4},
+    "qwen3_moe": {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16},
+    "gemma4_text": {"num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 16, "enable_moe_block": True}
+    | {"hidden_size_per_layer_input": 0, "num_kv_shared_layers": 0},
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("model_type", OF_PARAMETERS)
+def test_adapters_of_parameters_are_as_large_as_peft_makes_them(model_type: str) -> None:
+    torch, peft = pytest.importorskip("torch"), pytest.importorskip("peft")
+    transformers = pytest.importorskip("transformers")
+    fields, targets = {**SMALL, **OF_PARAMETERS[model_type]}, ("experts.gate_up_proj", "experts.down_proj")
+    with torch.device("meta"):
+        config = transformers.AutoConfig.for_model(model_type, **fields)
+        options = peft.LoraConfig(r=4, target_modules=["q_proj"], target_parameters=list(targets))
+        real = peft.get_peft_model(transformers.AutoModelForCausalLM.from_config(config), options)
+    start = TrainingJob(model=model_type, architecture=architecture({"model_type": model_type, **fields}))
+    adapted = replace_fields(start, adapter(rank=4, targets=("q_proj",), target_parameters=targets))
+    ours = sum(record.count * record.numel for record in parameter_records(adapted) if record.trainable)
+    assert ours == sum(parameter.numel() for parameter in real.parameters() if parameter.requires_grad)
+
+
+def test_adapters_of_parameters_that_are_not_followed_are_said() -> None:
+    named = adapter(targets=("q_proj",), target_parameters=("7.mlp.experts.down_proj",))
+    assert any("7.mlp.experts.down_proj) are not followed" in note for note in simulate(qwen(named)).assumptions)

@@ -74,6 +74,15 @@ def expert_targets(a: Architecture, lora: Lora | None, name: str) -> ExpertTarge
     )
 
 
+def parameter_targets(lora: Lora | None, *names: str) -> ExpertTargets:
+    """Which of the up and the down projection ``names`` an adapter's ``target_parameters`` name (PEFT's
+    ``_inject_parameters``: the whole name or its end).
+    """
+    wanted = () if lora is None else lora.target_parameters
+    up, down = (any(f".{name}".endswith(f".{parameter}") for parameter in wanted) for name in names)
+    return ExpertTargets(gate_up=int(up), down=int(down))
+
+
 def _targets(targets: str | tuple[str, ...], name: str, old: str) -> bool:
     if targets == "all-linear":
         return True

@@ -12,7 +12,7 @@ from typing import Callable
 from memlint.estimate.build import Build
 from memlint.estimate.engine.pool import GRADIENTS
 from memlint.estimate.engine.tape import Leaf, Node, Tape, Tensor
-from memlint.estimate.families.expert_adapters import ExpertTargets, Folded
+from memlint.estimate.families.expert_adapters import ExpertTargets, Folded, parameter_targets
 from memlint.estimate.ops.activations import activate
 from memlint.estimate.ops.basic import cast, mul
 from memlint.estimate.ops.gather import index_rows, sum_groups
@@ -55,7 +55,7 @@ class Experts:
     ``gated`` False: ``up_proj`` [E, I, H] alone. bitsandbytes does not see these parameters
     (quantizers/quantizer_bnb_4bit.py: param_needs_quantization takes Linear4bit modules only), so they stay as loaded
     unless something else packs them (packed_experts.py).
-    ``targets``: which of them have an adapter.
+    ``targets``: which of them have an adapter; None: those that the adapter's ``target_parameters`` name.
     """
 
     def __init__(
@@ -88,9 +88,11 @@ class Experts:
             self.down_bias = b.parameter(f"{name}.down_proj_bias", experts, hidden)
         self.up_fold: Folded | None = None
         self.down_fold: Folded | None = None
-        if b.lora is not None and targets is not None and targets.gate_up:
+        if targets is None:
+            targets = parameter_targets(b.lora, f"{name}.{first}", f"{name}.down_proj")
+        if b.lora is not None and targets.gate_up:
             self.up_fold = Folded(b, f"{name}.{first}", self.up, experts, rows, hidden, b.lora, targets.gate_up)
-        if b.lora is not None and targets is not None and targets.down:
+        if b.lora is not None and targets.down:
             self.down_fold = Folded(b, f"{name}.down_proj", self.down, experts, hidden, width, b.lora, targets.down)
 
     def __call__(self, f: Tape, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
