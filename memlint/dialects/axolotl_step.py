@@ -262,6 +262,7 @@ def _choose_loss(run: Run, *, liger: bool, cut: bool) -> None:
     if cfg.flag("chunked_cross_entropy"):
         # The logits exist whole; only their fp32 copy is made piece by piece (monkeypatch/loss/chunked.py).
         run.put("training.loss", "standard", "chunked_cross_entropy")
+        run.assume("`chunked_cross_entropy` compiles its pieces, which may keep less: computed as a whole loss")
         return
     run.default("training.loss", "standard", "no loss plugin listed")
 

@@ -97,13 +97,12 @@ def _missing(draft: JobDraft, section: Section, key: str, path: str, framework: 
         settings = read_config(Section(content, quiet), shipped=source)
         return replace(settings, keys={}, source=source)
     guess = stage_from_name(path)
-    section.problem(
-        "MEM008", key, f"DeepSpeed file `{show(path, 200)}` does not exist; sharding is unknown", label="not found"
-    )
+    stage = None if guess is None else guess["zero_optimization"]["stage"]
+    taken = "sharding is unknown" if stage is None else f"ZeRO stage {stage} is assumed from its name"
+    section.problem("MEM008", key, f"DeepSpeed file `{show(path, 200)}` does not exist; {taken}", label="not found")
     if guess is None:
         draft.assumptions.append(f"DeepSpeed file `{show(path, 200)}` is missing: computed without sharding")
         return None
-    stage = guess["zero_optimization"]["stage"]
     draft.assumptions.append(f"DeepSpeed file `{show(path, 200)}` is missing: ZeRO stage {stage} assumed from its name")
     return replace(read_config(Section(guess, quiet)), keys={}, source=f"name of `{path}`")
 
