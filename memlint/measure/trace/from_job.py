@@ -77,6 +77,7 @@ def settings_of(job: TrainingJob, world: int) -> TraceSettings:
         checkpoint_every=training.checkpointing.every,
         attention=training.attention,
         optimizer=OPTIMIZERS[training.optimizer],
+        fp32_embedding_states=training.fp32_embedding_states,
         max_grad_norm=training.max_grad_norm,
         accumulation=training.gradient_accumulation_steps,
         lora=_lora(training.lora or Lora()) if training.method in ("lora", "qlora") else None,

@@ -9,6 +9,16 @@ import torch
 
 from memlint.measure.trace.phases import local
 
+IN_32_BITS = "_memlint_states_in_32_bits"
+"""Attribute of a parameter whose states an 8-bit optimizer keeps in 32 bits."""
+
+
+def keep_in_32_bits(model: Any) -> None:
+    """Mark embeddings as transformers' Trainer does (5.24 trainer.py create_optimizer, GlobalOptimManager)."""
+    for module in model.modules():
+        if isinstance(module, torch.nn.Embedding):
+            setattr(module.weight, IN_32_BITS, True)
+
 
 class Adam8bit(torch.optim.Optimizer):  # type: ignore[misc]
     """bitsandbytes' block-wise 8-bit AdamW as far as memory goes.
@@ -35,7 +45,7 @@ class Adam8bit(torch.optim.Optimizer):  # type: ignore[misc]
                     self.maps = [torch.empty(256, device=parameter.device) for _ in range(2)]
                 state = self.state[parameter]
                 tensor = local(parameter)
-                small = tensor.numel() < self.minimum
+                small = tensor.numel() < self.minimum or hasattr(parameter, IN_32_BITS)
                 for name in ("state1", "state2"):
                     state[name] = torch.zeros_like(tensor, dtype=torch.float32 if small else torch.uint8)
                 if not small:

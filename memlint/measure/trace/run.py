@@ -18,7 +18,7 @@ from memlint.measure.trace.cuda_choices import cuda_choices
 from memlint.measure.trace.extend import choose_depths, extend, layer_kinds, shallow
 from memlint.measure.trace.guard import install_idle_cuda
 from memlint.measure.trace.mode import RecordingMode
-from memlint.measure.trace.optimizers import OPTIMIZERS
+from memlint.measure.trace.optimizers import OPTIMIZERS, keep_in_32_bits
 from memlint.measure.trace.phases import label, loss_phase, module_paths
 from memlint.measure.trace.quantised import quantise, statistics
 from memlint.measure.trace.recorder import Recorder
@@ -98,6 +98,8 @@ def _trace_once(
         label(recorder, model.parameters(), "params")
         label(recorder, statistics(model), "params")
         label(recorder, model.buffers(), "buffers")
+        if settings.fp32_embedding_states:
+            keep_in_32_bits(model)
         driver = OPTIMIZERS[settings.optimizer](parameters)
         stack.enter_context(module_paths(recorder, model))
         marks = {}

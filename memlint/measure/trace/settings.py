@@ -47,6 +47,8 @@ class TraceSettings:
     attention: str = "sdpa"
     """eager, sdpa, flash."""
     optimizer: str = "adamw"
+    fp32_embedding_states: bool = False
+    """An 8-bit optimizer keeps 32-bit states for embeddings, as HF's Trainer asks it to."""
     max_grad_norm: float | None = 1.0
     accumulation: int = 1
     """Above 1 the step's last micro batch is followed, with gradients alive from the one before it."""

@@ -175,3 +175,16 @@ def test_missing_extra_names_both_cures(job: Any, monkeypatch: Any) -> None:
         run(job())
     assert "pip install 'memlint-gpu[measure]'" in str(caught.value)
     assert "additional_dependencies" in str(caught.value)
+
+
+@pytest.mark.parametrize("asked", [False, True])
+def test_embeddings_keep_32_bit_states_in_both_where_the_trainer_asks(
+    job: Any, asked: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = job({"optimizer": "adamw-8bit", "fp32_embedding_states": asked})
+    assert run(path, "--output-format", "json") == 0
+    data = json.loads(capsys.readouterr().out)
+    embedding = TINY["vocab_size"] * TINY["hidden_size"]
+    states = data["peak"]["components"]["optimizer_states"]
+    assert (states > 8 * embedding) is asked
+    assert data["comparison"]["peak"]["simulated"] == pytest.approx(data["comparison"]["peak"]["traced"], rel=0.01)
