@@ -23,14 +23,14 @@ def test_the_simulation_agrees_with_the_trace(point: dict[str, Any]) -> None:
     step = simulated(point)
     phase, traced = peak(point["phase_peaks"])
     predicted_phase, predicted = peak(phases_of(step))
-    assert predicted == pytest.approx(traced, rel=0.01)
+    assert predicted == pytest.approx(traced, rel=0.001)
     assert predicted_phase == phase
-    assert step.forward_end_bytes == pytest.approx(point["forward_end_bytes"], rel=0.01)
+    assert step.forward_end_bytes == pytest.approx(point["forward_end_bytes"], rel=0.001)
 
 
 @pytest.mark.parametrize("point", POINTS, ids=title)
 def test_the_model_has_exactly_the_parameters_that_transformers_builds(point: dict[str, Any]) -> None:
-    assert sum(r.count * r.numel for r in simulated(point).build.records) == point["parameters"]
+    assert sum(r.count * r.numel for r in simulated(point).build.records if r.base) == point["parameters"]
 
 
 @pytest.mark.parametrize(
@@ -46,6 +46,16 @@ def test_one_block_that_stands_for_many_gives_what_all_of_them_give(model_type: 
         config["attn_layer_indices"] = list(range(2, 24, 3))
     deep = {**point, "config": config, "seq": min(point["seq"], 128), "checkpointing": checkpointing}
     assert phases_of(simulated(deep)) == phases_of(simulated(deep, full=True))
+
+
+def test_an_adapter_beside_a_layer_whose_weight_alone_is_multiplied_gets_no_gradient() -> None:
+    """``self.dt_proj.weight @ time_step`` passes by what PEFT puts there."""
+    point = next(point for point in POINTS if "lora" in point and "quantised" not in point)
+    assert point["config"]["model_type"] == "jamba" and point["lora"]["targets"] == "all-linear"
+    adapters = [record for record in simulated(point).build.records if "lora_" in record.name]
+    idle = {record.name for record in adapters if record.idle}
+    assert idle == {record.name for record in adapters if ".dt_proj." in record.name}
+    assert idle
 
 
 def test_the_sequential_scan_keeps_a_state_for_every_position() -> None:

@@ -12,7 +12,7 @@ import os
 from typing import Any
 
 from memlint.estimate.simulate import Step, run_step
-from memlint.job import Checkpointing, Lora, Precision, Training, TrainingJob
+from memlint.job import Checkpointing, Lora, Precision, Quantization, Training, TrainingJob
 from memlint.models.architecture import Architecture
 from memlint.models.config import read_config
 
@@ -33,7 +33,7 @@ def points(name: str) -> list[dict[str, Any]]:
 
 def title(point: dict[str, Any]) -> str:
     """A test's name for a run."""
-    adapter = " lora" if "lora" in point else ""
+    adapter = f" {point['quantised']}" if "quantised" in point else " lora" if "lora" in point else ""
     return f"{point['config']['model_type']} {point['precision']} {point['checkpointing']}{adapter}"
 
 
@@ -53,8 +53,9 @@ def job(point: dict[str, Any]) -> TrainingJob:
         model="tiny",
         architecture=architecture(point["config"]),
         training=Training(
-            method="lora" if lora else "full",
-            lora=Lora(**{**lora, "modules_to_save": tuple(lora.get("modules_to_save", ()))}) if lora else None,
+            method="qlora" if "quantised" in point else "lora" if lora else "full",
+            quantization=Quantization(type=point["quantised"]) if "quantised" in point else None,
+            lora=_lora(lora) if lora else None,
             micro_batch_size=point["batch"],
             sequence_length=point["seq"],
             precision=Precision(weights=weights, autocast=autocast),
@@ -63,6 +64,11 @@ def job(point: dict[str, Any]) -> TrainingJob:
             attention=point["attention"],
         ),
     )
+
+
+def _lora(values: dict[str, Any]) -> Lora:
+    lists = {name: tuple(value) for name, value in values.items() if isinstance(value, list)}
+    return Lora(**{**values, **lists})
 
 
 def simulated(point: dict[str, Any], *, full: bool = False) -> Step:

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from memlint.estimate.build import Build
+from memlint.estimate.build import Build, Linear
 from memlint.estimate.engine.tape import Tape, Tensor
 from memlint.estimate.env import Env
 from memlint.estimate.families.norms import Norm
 from memlint.estimate.kernels import CONV, MAMBA
 from memlint.estimate.ops.activations import activate
 from memlint.estimate.ops.basic import activation, add, cast, copy, mul, saving_output, scale
+from memlint.estimate.ops.gather import subtract
 from memlint.estimate.ops.linear import Weight, linear
 from memlint.estimate.ops.mamba_kernels import causal_conv, mamba_inner, selective_scan
 from memlint.estimate.ops.norm import rms_norm
@@ -64,8 +65,18 @@ class Mixer:
         self.conv_bias: Weight | None = b.parameter(f"{name}.conv1d.bias", inner) if conv_bias else None
         self.in_proj = b.linear(f"{name}.in_proj", h, 2 * inner, bias)
         self.x_proj = b.linear(f"{name}.x_proj", inner, rank + 2 * state)
-        self.dt_weight = b.parameter(f"{name}.dt_proj.weight", inner, rank)
-        self.dt_bias = b.parameter(f"{name}.dt_proj.bias", inner)
+        self.dt_proj: Any = None
+        if b.training.quantization is not None and norms != "none":
+            # jamba and falcon_mamba call a quantised dt_proj (`hasattr(self.config, "_is_quantized")`).
+            self.dt_proj = b.linear(f"{name}.dt_proj", rank, inner, True)
+            self.dt_bias: Weight = getattr(self.dt_proj, "base", self.dt_proj).bias
+        else:
+            self.dt_weight = b.parameter(f"{name}.dt_proj.weight", inner, rank)
+            self.dt_bias = b.parameter(f"{name}.dt_proj.bias", inner)
+            # Its weight alone is multiplied: an adapter beside it gets no gradient, and so no states.
+            b.idle, before = True, b.idle
+            b.adapted(f"{name}.dt_proj", Linear(self.dt_weight, self.dt_bias), rank, inner)
+            b.idle = before
         self.out_proj = b.linear(f"{name}.out_proj", inner, h, bias)
         self.norms: list[Any] | None = None
         self.plain = norms == "plain"
@@ -86,7 +97,7 @@ class Mixer:
         decay = scale(f, saving_output(f, cast(f, self.a_log, "fp32")))
         kernel, convolves = env.kernel(MAMBA), env.kernel(CONV)
         into, out = bare(self.x_proj), bare(self.out_proj)
-        fused = kernel and self.norms is None and not env.evaluating
+        fused = kernel and self.norms is None and self.dt_proj is None and not env.evaluating
         if fused and into is not None and out is not None:
             d, bias = cast(f, self.d, "fp32"), cast(f, self.dt_bias, "fp32")
             weights = (self.conv, self.conv_bias, into[0], self.dt_weight, *out)
@@ -105,7 +116,11 @@ class Mixer:
             step, key, value = (norm(f, env, t) for norm, t in zip(self.norms, (step, key, value)))
         elif self.plain:
             step, key, value = rms_norm(f, step, None), rms_norm(f, key, None), rms_norm(f, value, None)
-        step = repack(f, linear(f, step, self.dt_weight), (b, i, s))
+        if self.dt_proj is not None:
+            step = self.dt_proj(f, step)
+            step = subtract(f, step, self.dt_bias).view(b, i, s)
+        else:
+            step = repack(f, linear(f, step, self.dt_weight), (b, i, s))
         bias = cast(f, self.dt_bias, "fp32")
         if kernel:
             scanned = selective_scan(f, hidden, step, decay, key, value, cast(f, self.d, "fp32"), gate, bias)

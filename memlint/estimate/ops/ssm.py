@@ -87,17 +87,34 @@ def _scan_backward(f: Tape, node: Node, grad: Tensor) -> tuple[Tensor, Tensor, T
     return grad_a, grad_u, grad_c
 
 
+def _uncast_backward(f: Tape, node: Node, grad: Tensor) -> tuple[Tensor]:
+    return (f.new(node.shapes[0][0], node.shapes[0][1]),)
+
+
+def _cast_by_position(f: Tape, c: Tensor, dtype: str) -> Tensor:
+    """c [B, S, N] as autocast casts it for S products: one small tensor each."""
+    b, s, n = c.shape
+    recorded = f.needs(c)
+    out = f.new((s * rounded(b * n * DTYPE_BYTES[dtype]),), "uint8")
+    out = Tensor(c.shape, dtype, out.storage)
+    return f.record(out, _uncast_backward, (c,)) if recorded else out
+
+
 def scan(f: Tape, decay: Tensor, update: Tensor, c: Tensor, dtype: str) -> tuple[Tensor, list[Tensor]]:
     """``state = decay[:, :, t] * state + update[:, :, t]; y_t = state @ c_t`` for every t.
 
-    decay and update [B, I, S, N] fp32, c [B, S, N] -> y [B, I, S] in ``dtype``, and what the caller's frame still
-    holds: the last state and the outputs of the single positions.
+    decay and update [B, I, S, N] fp32, c [B, S, N] -> y [B, I, S] in ``dtype``, or autocast's, and what the caller's
+    frame still holds: the last state and the outputs of the single positions.
     """
     b, i, s, n = decay.shape
     step: Shape = (b, i, n)
-    half = dtype != "fp32"
     recorded = f.needs(decay, update, c)
     first = f.new(step, dtype)
+    # Under autocast, where a 4-bit layer has kept fp32, each position's product casts both of its factors.
+    dtype = f.autocast or dtype
+    half = dtype != "fp32"
+    if recorded and c.dtype != dtype:
+        c = _cast_by_position(f, c, dtype)
     held: list[Tensor] = []
     parts = f.new((s * rounded(b * i * DTYPE_BYTES[dtype]),), "uint8")
     if not recorded:

@@ -16,6 +16,8 @@ def quantise(model: Any, settings: TraceSettings, compute: torch.dtype) -> None:
 
     compute: bnb_4bit_compute_dtype.
     """
+    from transformers.quantizers.base import _assign_is_quantized
+
     quantiser = _quantiser(settings, compute)
     plain = dict(model.named_modules())
     with unset_fake_temporarily():
@@ -24,6 +26,7 @@ def quantise(model: Any, settings: TraceSettings, compute: torch.dtype) -> None:
     for name, module in model.named_modules():
         if module is not plain[name]:
             _fill(module, plain[name], settings)
+    _assign_is_quantized(model)
     quantiser._process_model_after_weight_loading(model)
     model.is_quantized = True
     if settings.kbit_preparation:
