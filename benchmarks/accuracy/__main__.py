@@ -22,6 +22,8 @@ from benchmarks.accuracy.tables import measured_tables, oracle_tables
 
 GRID = os.path.join(os.path.dirname(__file__), "grid_points.jsonl")
 """Traced points of the grid, which every page shows."""
+GIVEN = ("oracle", "objectives", "measured")
+"""Options that name a file or folder of the tables, in the order of the page's command."""
 
 
 def arguments() -> argparse.Namespace:
@@ -96,7 +98,8 @@ def main() -> int:
 
         try:
             with open(options.docs, "w", encoding="utf-8") as handle:
-                handle.write(page(text, datetime.date.today(), options.oracle, options.measured, options.objectives))
+                given = {name: getattr(options, name) for name in GIVEN} | {"peers": options.peers and "DIR"}
+                handle.write(page(text, datetime.date.today(), given))
         except OSError as error:
             print(f"the page could not be written: {error}", file=sys.stderr)
             return 2

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import os
+from collections.abc import Mapping
 
 import memlint
 
@@ -83,11 +84,8 @@ None of these is a factor, but each was settled, or kept, after its effect on th
 """
 
 
-def page(
-    tables: str, date: datetime.date, oracle: str | None, measured: str | None, objectives: str | None = None
-) -> str:
-    """The whole page; the files and the folder compared with are named as seen from the working directory."""
-    given = (("oracle", oracle), ("objectives", objectives), ("measured", measured))
-    files = [f"--{kind} {os.path.relpath(path)}" for kind, path in given if path]
+def page(tables: str, date: datetime.date, given: Mapping[str, str | None]) -> str:
+    """The whole page. ``given``: option -> file or folder, which is named as seen from the working directory."""
+    files = [f"--{option} {os.path.relpath(path)}" for option, path in given.items() if path]
     command = f"    python -m benchmarks.accuracy {' '.join(files)}" if files else ""
     return INTRODUCTION.format(date=date.isoformat(), version=memlint.__version__, command=command) + tables + "\n"

@@ -16,6 +16,7 @@ from typing import Any
 from benchmarks.objectives.report import report
 from benchmarks.objectives.run import traced
 from benchmarks.objectives.trainers import VERSION, Setup
+from memlint.estimate.result import PHASES
 from memlint.measure.trace.settings import LoraSettings, TraceSettings
 from tests.estimate.objective_points import simulated, title
 
@@ -35,6 +36,8 @@ MODELS: dict[str, dict[str, Any]] = {
         **{"num_attention_heads": 14, "num_key_value_heads": 2, "vocab_size": 151936, "tie_word_embeddings": True},
     },
     "gpt2": {"model_type": "gpt2", "n_embd": 512, "n_layer": 2, "n_head": 8, "vocab_size": 8192},
+    "gemma2": {"model_type": "gemma2", **_WIDE, "head_dim": 64},
+    "cohere": {"model_type": "cohere", **_WIDE},
 }
 PRECISIONS: dict[str, tuple[str, str | None]] = {
     "bf16": ("bf16", None),
@@ -103,6 +106,8 @@ def points() -> Iterator[dict[str, Any]]:
     if VERSION >= (1, 15):
         yield _point("sft", options={"loss_type": "dft"}, padding=True)
     else:
+        yield _point("sft", "gemma2", attention="eager", precision="fp32", batch=3, seq=257)
+        yield _point("sft", "cohere", precision="bf16-autocast", seq=257)
         yield _point("sft", options={"loss_type": "nll"}, precision="bf16-autocast")
         yield _point("sft", options={"loss_type": "nll"}, precision="bf16", batch=1)
         yield _point("sft", options={"loss_type": "nll"}, precision="bf16-bf16", checkpointing="nonreentrant")
@@ -165,9 +170,6 @@ def trace_point(point: dict[str, Any]) -> Any:
         lora=LoraSettings(**point["lora"]) if "lora" in point else None,
     )
     return traced(point["config"], setup, settings, point.get("framework", "trl"))
-
-
-PHASES = ("forward", "loss", "backward", "clip", "optimizer")
 
 
 def main() -> int:

@@ -24,6 +24,7 @@ from benchmarks.objectives.contrastive_grid import points
 from benchmarks.objectives.declared import DeclaringMode, prepare
 from benchmarks.objectives.marks import micro_batch, update
 from benchmarks.objectives.report import report
+from memlint.estimate.result import PHASES
 from memlint.measure.trace.adapters import add_lora, checkpoint_layers
 from memlint.measure.trace.build import DTYPES, HEADS, make_config, make_model
 from memlint.measure.trace.cuda_choices import cuda_choices
@@ -36,8 +37,6 @@ from memlint.measure.trace.run import _no_collection
 from memlint.measure.trace.settings import LoraSettings
 from tests.estimate.contrastive_points import simulated, title
 from tests.estimate.traced import PRECISIONS
-
-PHASES = ("forward", "loss", "backward", "clip", "optimizer")
 
 
 def part(module: str) -> Any:

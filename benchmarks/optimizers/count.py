@@ -10,6 +10,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from memlint.measure.trace.recorder import rounded
+
 STEPS = 8
 """RAdam makes no denominator in its first five."""
 
@@ -35,7 +37,7 @@ class Count(TorchDispatchMode):  # type: ignore[misc]  # torch leaves its base u
         key = storage._cdata
         if key in self.seen:
             return
-        size = (storage.nbytes() + 511) & ~511
+        size = rounded(storage.nbytes())
         self.seen.add(key)
         self.live += size
         self.peak = max(self.peak, self.live)

@@ -19,6 +19,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from memlint.measure.trace.recorder import rounded
+
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 OPTIMIZERS: dict[str, Any] = {
     "adamw-fused": lambda p: torch.optim.AdamW(p, lr=1e-5, fused=True),
@@ -51,7 +53,7 @@ class Watch(TorchDispatchMode):  # type: ignore[misc]  # torch is not followed
     def _add(self, tensor: torch.Tensor) -> None:
         storage = tensor.untyped_storage()
         key = storage._cdata
-        size = -(-storage.nbytes() // 512) * 512
+        size = rounded(storage.nbytes())
         if key in self.live or not size:
             return
         self.live[key] = (size, tuple(tensor.shape), str(tensor.dtype))

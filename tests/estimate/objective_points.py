@@ -17,8 +17,6 @@ NATIVE = {"sft": "causal-lm", "rloo": "grpo"}
 """Trainer -> objective, where the names differ."""
 FUSED = ("sft", "dpo", "kto", "grpo", "rloo")
 """Trainers with TRL's fused head."""
-DROPS = ("dpo", "kto", "reward", "orpo", "cpo")
-"""Trainers whose config switches dropout off."""
 
 
 def title(point: dict[str, Any]) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from memlint.errors import SettingError, UserError, first_line
-from memlint.estimate.result import COMPONENTS, Estimate, PhasePeak
+from memlint.estimate.result import COMPONENTS, PHASES, Estimate, PhasePeak
 from memlint.hardware.target import Target
 from memlint.job import TrainingJob
 from memlint.measure.trace.from_job import hf_config, settings_of
@@ -28,8 +28,6 @@ MEANING = {
     "communication": "communication",
 }
 """Component of a trace -> component of an estimate."""
-
-STEP_PHASES = ("forward", "loss", "backward", "clip", "optimizer")
 
 
 def trace_job(
@@ -103,7 +101,7 @@ def to_estimate(job: TrainingJob, target: Target | None, result: TraceResult) ->
     from memlint.estimate.overhead import device_interval
     from memlint.estimate.simulate import world_size
 
-    phases = [phase for phase in STEP_PHASES if phase in result.phase_peaks]
+    phases = [phase for phase in PHASES if phase in result.phase_peaks]
     top = max(phases, key=lambda phase: result.phase_peaks[phase])
     allocated = result.phase_peaks[top]
     # What one kernel computes on CUDA appears in a trace as its parts; the low end is without them.

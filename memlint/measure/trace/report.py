@@ -25,13 +25,12 @@ def write_events(result: TraceResult, path: str) -> None:
     last = max(mark.step for mark in recorder.marks)
     begin = next(mark for mark in recorder.marks if mark.step == last)
     start = recorder.marks[recorder.marks.index(begin) - 1].end_event
-    end = next(m for m in recorder.marks if m.step == last and m.phase == "backward")
-    forward_end = recorder.marks[recorder.marks.index(end) - 1].end_event
     with open(path, "w", encoding="utf-8") as stream:
         stream.write("event\tphase\tsign\tbytes\tlive\tnumber\tcomponent\tmade_by\tshape\tdtype\tmodule\tduring\n")
         for number, event in enumerate(recorder.events[start:], start):
             s = event.storage
+            component = component_of(s, result.forward_end_event, result.vocabulary)
             stream.write(
                 f"{number}\t{event.phase}\t{'+' if event.sign > 0 else '-'}\t{s.bytes}\t{event.live}\t{s.number}\t"
-                f"{component_of(s, forward_end, 0)}\t{s.op}\t{list(s.shape)}\t{s.dtype}\t{s.module}\t{event.op}\n"
+                f"{component}\t{s.op}\t{list(s.shape)}\t{s.dtype}\t{s.module}\t{event.op}\n"
             )

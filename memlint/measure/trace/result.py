@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from memlint.estimate.result import PHASES as STEP
 from memlint.measure.trace.recorder import Mark, Peak, Recorder, Storage
 
-PHASES = ("forward", "loss", "backward", "clip", "optimizer", "zero_grad")
+PHASES = (*STEP, "zero_grad")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,9 +54,13 @@ class TraceResult:
 
 def breakdown_at(result: TraceResult, event: int, workspace: int) -> dict[str, int]:
     """Live bytes by component after the first ``event`` events."""
+    return _breakdown(result.recorder, event, workspace, (result.forward_end_event, result.vocabulary))
+
+
+def _breakdown(recorder: Recorder, event: int, workspace: int, known: tuple[int, int]) -> dict[str, int]:
     totals: dict[str, int] = {}
-    for storage in result.recorder.alive(event):
-        name = component_of(storage, result.forward_end_event, result.vocabulary)
+    for storage in recorder.alive(event):
+        name = component_of(storage, *known)
         totals[name] = totals.get(name, 0) + storage.bytes
     if workspace:
         totals["kernel_workspace"] = workspace
@@ -75,13 +80,7 @@ def summarise(
         return component_of(storage, end, vocabulary)
 
     def breakdown(peak: Peak) -> dict[str, int]:
-        totals: dict[str, int] = {}
-        for storage in recorder.alive(peak.event):
-            name = component(storage)
-            totals[name] = totals.get(name, 0) + storage.bytes
-        if peak.workspace:
-            totals["kernel_workspace"] = peak.workspace
-        return totals
+        return _breakdown(recorder, peak.event, peak.workspace, (end, vocabulary))
 
     here = {mark.phase: mark for mark in recorder.marks if mark.step == steps and mark.phase in PHASES}
     first = {mark.phase: mark for mark in recorder.marks if mark.step == 1 and mark.phase in PHASES}

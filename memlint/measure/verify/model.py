@@ -14,6 +14,7 @@ import torch
 from memlint.measure.trace.adapters import add_lora, checkpoint_layers, freeze, keep_fp32, train_in
 from memlint.measure.trace.build import DTYPES, make_config, make_model
 from memlint.measure.trace.phases import local
+from memlint.measure.trace.recorder import rounded
 from memlint.measure.verify.quantised import has_bitsandbytes, quantise_in_place
 from memlint.measure.verify.request import Plan
 
@@ -136,7 +137,7 @@ def tensors_bytes(tensors: list[Any], device: str) -> int:
         if held.device.type != device or storage._cdata in seen:
             continue
         seen.add(storage._cdata)
-        total += -(-storage.nbytes() // 512) * 512
+        total += rounded(storage.nbytes())
     return total
 
 

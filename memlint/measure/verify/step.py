@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from memlint.errors import SettingError
+from memlint.estimate.result import PHASES
 from memlint.measure.trace.adapters import trained_parameters
 from memlint.measure.trace.build import DTYPES, make_inputs
 from memlint.measure.trace.phases import loss_phase
@@ -26,7 +27,6 @@ from memlint.measure.verify.request import BITSANDBYTES, Plan
 STEPS = 2
 _LARGE = 2**27
 """Bytes of parameters from which on collecting garbage on a CPU is worth its time."""
-PHASES = ("forward", "loss", "backward", "clip", "optimizer")
 
 
 @dataclass(slots=True, kw_only=True)

@@ -89,6 +89,7 @@ def test_events_and_saved_lists(job: Any, tmp_path: Path, capsys: pytest.Capture
     assert head.split("\t")[:4] == ["event", "phase", "sign", "bytes"]
     signs = [line.split("\t")[2] for line in lines]
     assert set(signs) == {"+", "-"}
+    assert {line.split("\t")[6] for line in lines} >= {"logits_loss", "activations", "grads"}
     assert "model.layers.*.mlp" in capsys.readouterr().out
 
 
