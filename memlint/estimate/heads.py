@@ -58,6 +58,8 @@ class CausalHead:
         self.shifts = before(b.job, "transformers", 4, 49) or own
         self.upcasts = not before(b.job, "transformers", 4, 46) and not own
         self.scaled = a.model_type in SCALED_LOGITS
+        self.known_to_trl = self.softcap or a.get("logit_scale") is not None
+        """TRL 1.9's chunks multiply by ``logit_scale`` and cap; they know no granite's ``logits_scaling``."""
         rows = b.training.vocab_size or a.vocab_size
         self.normed = NORMED_HEAD in a.traits
         self.tied = a.tie_word_embeddings
@@ -77,16 +79,19 @@ class CausalHead:
             return None
         f.component = LOGITS
         logits: Tensor = self.normalised(f, hidden) if self.normed else self.head(f, hidden)
-        if self.softcap:
-            logits = scale(f, logits)
-            logits = saving_output(f, logits)
-            logits = scale(f, logits)
-        elif self.scaled:
-            logits = scale(f, logits)
+        logits = self.turned(f, logits)
         if self.early_fp32:
             logits = cast(f, logits, "fp32")
         f.component = TEMPORARIES
         return logits
+
+    def turned(self, f: Tape, logits: Tensor) -> Tensor:
+        """Logits through the model's cap, or times its scale."""
+        if self.softcap:
+            logits = scale(f, logits)
+            logits = saving_output(f, logits)
+            return scale(f, logits)
+        return scale(f, logits) if self.scaled else logits
 
     def normalised(self, f: Tape, hidden: Tensor) -> Tensor:
         """Baichuan 2's NormHead."""
@@ -108,10 +113,14 @@ class CausalHead:
         if self.loss_kind == "cut-cross-entropy":
             return cut_cross_entropy(f, hidden, matrix_of(self.head), batch.labels)
         if self.trl and self.by_chunks:
-            return trl_chunked_loss(f, hidden, matrix_of(self.head))
+            return trl_chunked_loss(f, hidden, matrix_of(self.head), self.turned if self.known_to_trl else _as_it_is)
         if self.trl:
             return summed(f, trl_log_probs(f, hidden, matrix_of(self.head), widens=self.widens))
         return chunked_loss(f, hidden, matrix_of(self.head), batch.labels)
+
+
+def _as_it_is(f: Tape, logits: Tensor) -> Tensor:
+    return logits
 
 
 def matrix_of(layer: Any) -> Any:

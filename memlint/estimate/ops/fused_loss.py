@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import prod
 from typing import Any
 
@@ -157,11 +158,12 @@ STEADY_CHUNKS = 3
 """Chunks that are run: from the second on, each adds to gradients that are there."""
 
 
-def trl_chunked_loss(f: Tape, hidden: Tensor, weight: Tensor) -> Tensor:
+def trl_chunked_loss(f: Tape, hidden: Tensor, weight: Tensor, turn: Callable[[Tape, Tensor], Tensor]) -> Tensor:
     """TRL's ``chunked_nll`` of 1.6 to 1.14: head and loss of 256 tokens at a time in fp32, each chunk checkpointed.
 
     TRL 1.9 trainer/sft_trainer.py _chunked_cross_entropy_loss: hidden states [B, S, H] without their last position are
     packed (``hidden[order]``); each chunk casts the whole weight to fp32 and, beside the loss, takes the entropy.
+    ``turn`` is what the model does to its logits (logit_scale, final_logit_softcapping).
     """
     rows, length, width = hidden.shape
     tokens = rows * (length - 1)
@@ -187,6 +189,7 @@ def trl_chunked_loss(f: Tape, hidden: Tensor, weight: Tensor) -> Tensor:
         else:
             logits = linear(f, first, second)
         del first, second
+        logits = turn(f, logits)
         log_probs = log_softmax(f, logits)
         loss = nll(f, log_probs, targets)
         exponent = f.like(log_probs)
