@@ -18,7 +18,7 @@ optimizer: adamw_torch
 datasets: [{path: tatsu-lab/alpaca, type: alpaca}]
 ```
 ```text
-train.yaml:4:12: error[MEM008] missing-file: DeepSpeed file `configs/zero3_missing.json` does not exist; sharding is unknown
+train.yaml:4:12: error[MEM008] missing-file: DeepSpeed file `configs/zero3_missing.json` does not exist; ZeRO stage 3 is assumed from its name
      |
    4 | deepspeed: configs/zero3_missing.json
      |            ^^^^^^^^^^^^^^^^^^^^^^^^^^ not found
