@@ -197,14 +197,16 @@ class Build:
         size = (elements * DTYPE_BYTES[dtype] + 511) & ~511
         self.shared[name] = max(size, self.shared.get(name, 0))
 
-    def linear(self, name: str, inputs: int, outputs: int, bias: bool = False) -> Any:
-        """nn.Linear(inputs, outputs, bias), or what the job's method puts in its place."""
+    def linear(self, name: str, inputs: int, outputs: int, bias: bool = False, *, subclass: bool = False) -> Any:
+        """nn.Linear(inputs, outputs, bias), or what the job's method puts in its place; ``subclass``: its class is one
+        of nn.Linear's.
+        """
         name = self._scoped(name)
         quantization = self.training.quantization
         plain = self.frozen or self.reference
         bare = plain or any_named(self.training.freeze, name)
         spared = quantization is None or plain or any_named(quantization.skip, name)
-        if quantization is not None and not spared and not QuantizedWeight.spares(quantization, name, bias):
+        if quantization is not None and not spared and not QuantizedWeight.spares(self.job, name, bias, subclass):
             weight: Weight | QuantizedWeight = self.packed(name, outputs, inputs)
         else:
             weight = self.parameter(f"{name}.weight", outputs, inputs)

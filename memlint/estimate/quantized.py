@@ -55,12 +55,18 @@ class QuantizedWeight:
         """Whether the forward dequantises as the backward does, into ``loaded`` first: bitsandbytes up to 0.49."""
 
     @staticmethod
-    def spares(quantization: Quantization, name: str, bias: bool) -> bool:
-        """Whether a layer stays as it is, beside the output embeddings, where nobody named what is to be skipped.
+    def spares(job: TrainingJob, name: str, bias: bool, subclass: bool) -> bool:
+        """Whether a layer stays as it is although nobody named it to be skipped.
 
         transformers 5.24 quantizers/base.py get_keys_to_not_convert: the layer of the model's last parameter, which is
-        a classifier's ``score``; with a bias, whose name is last, no layer is called so.
+        a classifier's ``score``; with a bias, whose name is last, no layer is called so. And
+        integrations/bitsandbytes.py replace_with_bnb_linear: from 5.5 on nn.Linear itself and none of its subclasses.
         """
+        quantization = job.training.quantization
+        if quantization is None:
+            return False
+        if subclass and quantization.type in BITSANDBYTES and not before(job, "transformers", 5, 5):
+            return True
         return name == "score" and not bias and quantization.skip == Quantization().skip
 
     @classmethod

@@ -10,6 +10,8 @@ from memlint.estimate.engine.pool import rounded
 from memlint.estimate.result import Estimate
 from memlint.estimate.simulate import run_step, simulate
 from memlint.job import Lora, Precision, Quantization, Training, TrainingJob, replace_fields
+from memlint.models.architecture import Architecture
+from memlint.models.config import read_config
 from tests.estimate.jobs import architecture
 
 HIDDEN, INNER, LAYERS, TOKENS = 128, 384, 5, 256
@@ -79,3 +81,13 @@ def test_equal_layers_are_extended_exactly(mode: str) -> None:
     assert [(p.phase, p.peak_bytes, p.end_bytes) for p in short.timeline] == [
         (p.phase, p.peak_bytes, p.end_bytes) for p in full.timeline
     ]
+
+
+@pytest.mark.parametrize(("version", "packed"), [("5.4.0", True), ("5.5.0", False), (None, False)])
+def test_subclasses_of_linear_stay_as_they_are_from_transformers_5_5_on(version: str | None, packed: bool) -> None:
+    falcon = read_config({"model_type": "falcon", "hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4})
+    assert isinstance(falcon, Architecture)
+    versions = {} if version is None else {"transformers": version}
+    step = run_step(replace_fields(job(), {"architecture": falcon, "versions": versions}))
+    dtypes = {record.name: record.dtype for record in step.build.records}
+    assert (dtypes["transformer.h.0.mlp.dense_h_to_4h.weight"] == "int8") == packed

@@ -24,7 +24,7 @@ class FalconLinear:
     """FalconLinear: ``x @ weight.T`` and the bias added apart; the transposed view escapes autocast's weight cache."""
 
     def __init__(self, b: Build, name: str, inputs: int, outputs: int, bias: bool) -> None:
-        self.inner = b.linear(name, inputs, outputs)
+        self.inner = b.linear(name, inputs, outputs, subclass=True)
         self.bias = b.parameter(f"{name}.bias", outputs) if bias else None
 
     def __call__(self, f: Tape, x: Tensor) -> Tensor:

@@ -107,8 +107,9 @@ class Model:
         position_embeds = self.positions(f, positions)
         x = add(f, embeds, position_embeds)
         env.state["mask"] = env.mask(f, rows, length, embeds.dtype)
-        x = dropout(f, x, self.dropout)
-        x = self.layers(f, env, x)
+        given = [dropout(f, x, self.dropout)]
+        del x
+        x = self.layers(f, env, given)
         x = self.norm(f, x)
         env.release()
         return x

@@ -133,7 +133,7 @@ class TextMoe:
         self.down = expert_parameter(b, f"{name}.experts.down_proj", self.count, width, h)
         quantization = b.training.quantization
         self.apart = quantization is not None and quantization.experts == "linear"
-        self.router = b.linear(f"{name}.router", h, self.count)
+        self.router = b.linear(f"{name}.router", h, self.count, subclass=True)
         self.shared = GatedMlp(b, f"{name}.shared_expert", h, width, act)
 
     def __call__(self, f: Tape, x: Tensor) -> tuple[Tensor, Tensor]:

@@ -238,7 +238,7 @@ class SparseMixerRouter:
     """phimoe: two experts chosen one after the other by masked, noisy softmax (sparsemixer)."""
 
     def __init__(self, b: Build, name: str, experts: int, k: int, hidden: int) -> None:
-        self.gate = b.linear(name, hidden, experts)
+        self.gate = b.linear(name, hidden, experts, subclass=True)
         self.experts = experts
 
     def __call__(self, f: Tape, x: Tensor) -> Routed:
