@@ -12,6 +12,7 @@ import os
 import statistics
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -94,10 +95,13 @@ def _environment(folder: str) -> str:
     return python
 
 
-def _run(command: list[str], text: str | None = None) -> str:
-    return subprocess.run(command, input=text, capture_output=True, text=True, check=True).stdout
+def _run(command: list[str], text: str = "") -> Any:
+    return subprocess.run(command, input=text, capture_output=True, text=True, check=True)
 
 
 def _ask(python: str, asked: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     text = "\n".join(json.dumps(settings) for settings in asked)
-    return [json.loads(line) for line in _run([python, WORKER], text).splitlines() if line.startswith("{")]
+    done = _run([python, WORKER], text)
+    for refusal, count in Counter(done.stderr.splitlines()).items():
+        print(f"{count} x {refusal}", file=sys.stderr)  # a peer that is asked wrongly looks like one that cannot
+    return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
