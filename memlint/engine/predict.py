@@ -53,7 +53,8 @@ def predict(job: TrainingJob, target: Target | None, method: str = "simulated") 
         from memlint.estimate.simulate import simulate
 
         try:
-            return allowed_for(widened(simulate(job, target), architecture), job), architecture.approximate
+            estimate = allowed_for(widened(simulate(job, target), architecture), job)
+            return estimate, architecture.approximate or _ends_at_once(job)
         except Unsupported as reason:
             why = f"{reason}"
         except UNREADABLE as error:
@@ -66,6 +67,15 @@ def predict(job: TrainingJob, target: Target | None, method: str = "simulated") 
     except UNREADABLE as error:
         return None, why or _unusable(architecture, error)
     return estimate, f"{why}; the prediction comes from textbook formulas, with a wide interval" if why else None
+
+
+def _ends_at_once(job: TrainingJob) -> str | None:
+    """Return why the run ends before its first step, where it does."""
+    if job.training.attention != "flash":
+        return None
+    from memlint.estimate.flash_refused import refused
+
+    return refused(job)
 
 
 def _unusable(architecture: Architecture, error: Exception) -> str:

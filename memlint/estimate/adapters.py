@@ -172,8 +172,9 @@ class LoraLinear:
         first = f.new((a.shape[1], a.shape[0]), a.dtype)
         product = f.new((a.shape[1], b.shape[0]), a.dtype)
         del eye
-        if f.hollow or not f.grad_enabled:
-            seen = first = product  # nothing is saved
+        if f.hollow or not f.grad_enabled:  # nothing is saved
+            del seen, first
+            return (product if dtype == product.dtype else f.like(product, dtype),)
         return (product if dtype == product.dtype else f.like(product, dtype), seen, first)
 
     def _whole_weight(self, f: Tape, dtype: str) -> Tensor:
