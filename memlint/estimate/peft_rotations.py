@@ -1,6 +1,6 @@
 """PEFT's OFT and BOFT: the input of a linear layer, or its weight, turned by trained orthogonal matrices.
 
-Sources: peft 0.21 tuners/oft/layer.py and tuners/boft/layer.py.
+Sources: peft 0.21 and 0.15 tuners/oft/layer.py, and tuners/boft/layer.py of 0.21.
 """
 
 from __future__ import annotations
@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from memlint.estimate.engine.tape import Node, Tape, Tensor
 from memlint.estimate.ops.basic import cast, copy, mul
-from memlint.estimate.ops.linear import Weight, matmul
+from memlint.estimate.ops.linear import Weight, linear, matmul
 from memlint.estimate.ops.views import add_in_place
+from memlint.estimate.peft_updates import _whole
+from memlint.estimate.versions import before
 from memlint.job import Lora
 
 if TYPE_CHECKING:
@@ -18,6 +20,8 @@ if TYPE_CHECKING:
 
 OFT_BLOCK = 32
 """oft_block_size: oft/config.py."""
+OFT_BLOCKS = 8
+"""r before 0.16, where oft_block_size is 0."""
 BOFT_BLOCK = 4
 """boft_block_size: boft/config.py."""
 INDEX_BYTES = 8
@@ -86,6 +90,47 @@ class Rotated:
         return total
 
 
+class RotatedWeight:
+    """OFT before peft 0.16: the weight, not the input, turned by one matrix as wide as the input, and scaled.
+
+    peft 0.15 tuners/oft/layer.py Linear.forward and _cayley_batch.
+    """
+
+    __slots__ = ("base", "blocks", "scales", "width")
+
+    def __init__(self, base: Any, blocks: Weight, scales: Weight, width: int) -> None:
+        self.base, self.blocks, self.scales, self.width = base, blocks, scales, width
+
+    def __call__(self, f: Tape, x: Tensor) -> Tensor:
+        """F.linear(x, ((block_diag(cayley(R)) @ I) @ W.T).T * scale)."""
+        if not f.adapters:
+            plain: Tensor = self.base(f, x)
+            return plain
+        dtype, square = x.dtype, (self.width, self.width)
+        eye = f.new(square, dtype)
+        ones = f.new(self.scales.shape, dtype)
+        turned = self._cayley(f)
+        whole = f.record(f.new(square, turned.dtype), _blocks_backward, (turned,))
+        rotation = cast(f, matmul(f, whole, eye, self.width), dtype)
+        scaling = mul(f, self.scales, ones)
+        del turned, whole, eye, ones
+        rotated = matmul(f, rotation, _whole(self.base, f, dtype), self.scales.shape[0])
+        del rotation
+        scaled = cast(f, mul(f, rotated.view(self.scales.shape[0], self.width), scaling), dtype)
+        del rotated, scaling
+        return linear(f, x, scaled, getattr(self.base, "bias", None))
+
+    def _cayley(self, f: Tape) -> Tensor:
+        """linalg.solve of I + S and I - S, S half of R - R.T: it keeps I + S, the factors with their pivots, and its
+        result, in fp32 as the identity is.
+        """
+        count, block, _ = self.blocks.shape
+        out = f.new(self.blocks.shape, "fp32")
+        pivots = f.new((count, block // 2), "int64")
+        saved = f.save(f.like(out), f.like(out), pivots, out)
+        return f.record(out, _cayley_backward, (self.blocks,), saved)
+
+
 def _divisor(width: int, wanted: int) -> int:
     """OFTLayer.adjust_oft_parameters: the divisor of ``width`` that is nearest to ``wanted``, of two the lower."""
     if wanted >= width:
@@ -97,7 +142,15 @@ def _divisor(width: int, wanted: int) -> int:
 
 
 def oft(build: Build, name: str, base: Any, inputs: int, outputs: int, lora: Lora) -> Any:
-    """OFT over a linear layer: a vector of block * (block - 1) / 2 elements for each block of its input."""
+    """OFT over a linear layer: a vector of block * (block - 1) / 2 elements for each block of its input; before peft
+    0.16 whole blocks, and a scale for each output.
+    """
+    if before(build.job, "peft", 0, 16):
+        count = inputs // _divisor(inputs, lora.block_size) if lora.block_size else _divisor(inputs, OFT_BLOCKS)
+        block = inputs // count
+        blocks = build.parameter(f"{name}.oft_r", count, block, block, dtype=lora.dtype, adapter=True)
+        scales = build.parameter(f"{name}.oft_s", outputs, 1, dtype=lora.dtype, adapter=True)
+        return RotatedWeight(base, blocks, scales, inputs)
     block = _divisor(inputs, lora.block_size or OFT_BLOCK)
     elements = block * (block - 1) // 2
     vectors = build.parameter(f"{name}.oft_R", inputs // block, elements, dtype=lora.dtype, adapter=True)

@@ -186,3 +186,20 @@ def test_a_rank_of_thousands_takes_no_longer_than_its_answer_is_worth() -> None:
     vectors = 4 * 65536 * 512 * 4
     assert most.forward_end_activation_bytes < many.forward_end_activation_bytes + 3 * vectors
     assert most.trainable_parameters == 64 * many.trainable_parameters
+
+
+@pytest.mark.parametrize(
+    ("precision", "adapter", "peak"),
+    [("bf16", "bf16", 33_250_304), ("autocast", "fp32", 61_489_664)],
+)
+def test_older_oft_turns_the_weight_by_a_matrix_as_wide_as_the_input(precision: str, adapter: str, peak: int) -> None:
+    """peft 0.15's own layer on fake tensors; from 0.16 on it is the input that is turned, block by block."""
+    lora = Lora(targets=ATTENTION, dtype=adapter, block_size=32)
+    fields: dict[str, object] = {"training.micro_batch_size": 2, "training.sequence_length": 128, "training.lora": lora}
+    if precision == "autocast":
+        fields |= {"training.precision.weights": "fp32", "training.precision.autocast": "bf16"}
+    job = replace_fields(_small("oft", 8), fields)
+    old = simulate(replace_fields(job, {"versions": {"peft": "0.15.2"}}))
+    assert old.allocated_bytes == pytest.approx(peak, rel=1e-4)
+    assert old.trainable_parameters == 2 * (2 * 16 * 32 * 32 + 512 + 256)
+    assert old.allocated_bytes > simulate(job).allocated_bytes
