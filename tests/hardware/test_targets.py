@@ -250,9 +250,7 @@ def test_the_shared_instance_table_is_covered_row_by_row() -> None:
 @pytest.mark.parametrize(
     ("file", "row", "said"),
     [
-        pytest.param(
-            "gpus.csv", "Foo,,24,10GB,10GiB,8.0,here", "`10GB` is no size such as", id="another unit"
-        ),
+        pytest.param("gpus.csv", "Foo,,24,10GB,10GiB,8.0,here", "`10GB` is no size such as", id="another unit"),
         pytest.param("gpus.csv", "Foo,,24,10GiB,10GiB,ampere,here", "`capability` is one such as 8.0", id="words"),
         pytest.param("gpus.csv", "Foo,,24,10GiB,10GiB,8.0,", "no source for what Foo reports", id="no source"),
         pytest.param("gpus.csv", "Foo,,24,10GiB", "the row has not the 7 cells", id="too few cells"),
