@@ -250,6 +250,8 @@ def _checkpointing(row: Row) -> Checkpointing:
     # fix_gradient_checkpointing_warning).
     own = row.framework in ("litgpt", "torchtune", "ms-swift")
     reentrant = not own and not versions_of(row)["transformers"].startswith("5")
+    # axolotl asks for it by itself (0.19 utils/config/__init__.py normalize_config, for all but preference training).
+    reentrant = reentrant or row.framework == "axolotl"
     return Checkpointing(mode="none" if mode == "none" else "full", reentrant=reentrant, offload=mode == "offload")
 
 
