@@ -79,7 +79,11 @@ class CausalHead:
             return None
         f.component = LOGITS
         logits: Tensor = self.normalised(f, hidden) if self.normed else self.head(f, hidden)
-        logits = self.turned(f, logits)
+        if self.softcap:  # as in turned(), which would hold the logits as its caller's
+            logits = scale(f, logits)
+            logits = saving_output(f, logits)
+        if self.softcap or self.scaled:
+            logits = scale(f, logits)
         if self.early_fp32:
             logits = cast(f, logits, "fp32")
         f.component = TEMPORARIES
