@@ -76,7 +76,7 @@ def points() -> Iterator[dict[str, Any]]:
         yield _point(method, "bart", **odd)
         yield _point(method, "gemma3_text", **checked)
         yield _point(method, "llama", checkpointing="nonreentrant", tokens=128)
-    for model in ("llama", "qwen3", "gemma2", "gemma3_text", "mixtral", "gpt2", "opt", "gpt_neox", "bart"):
+    for model in ("llama", "qwen3", "gemma2", "gemma3_text", "mixtral", "gpt2", "opt", "gpt_neox", "bart", "t5"):
         yield _point("prefix", model)
         yield _point("prefix", model, **odd)
     yield _point("prefix", "gpt2", attention="eager")

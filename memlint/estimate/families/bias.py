@@ -14,18 +14,18 @@ BUCKET_SCRATCH = 53
 
 
 def eager_biased(
-    f: Tape, q: Tensor, k: Tensor, v: Tensor, bias: Tensor, mask: Tensor | None, p: float
+    f: Tape, q: Tensor, k: Tensor, v: Tensor, bias: Tensor, mask: Tensor | None, p: float, *, joined: bool = False
 ) -> tuple[Tensor, Tensor]:
     """T5's eager_attention_forward: q [B, h, T, D], k and v [B, h, S, D] -> [B, T, h*D], attention weights."""
     b, heads, length, _ = q.shape
     loose = b > 1
-    weights = scale(f, matmul(f, q, k, k.shape[2], copy_a=loose, copy_b=loose))
+    weights = scale(f, matmul(f, q, k, k.shape[2], copy_a=loose, copy_b=loose and not joined))
     weights = add(f, weights, bias)
     if mask is not None:
         weights = add(f, weights, mask)
     weights = softmax(f, weights)
     weights = dropout(f, weights, p)
-    out = matmul(f, weights, v, v.shape[-1], copy_b=loose)
+    out = matmul(f, weights, v, v.shape[-1], copy_b=loose and not joined)
     out = copy(f, out)
     return out.view(b, length, heads * v.shape[-1]), weights
 

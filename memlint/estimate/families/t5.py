@@ -159,13 +159,17 @@ class StackOfBlocks:
         self.norm = Norm(b, f"{root}.final_layer_norm", a.hidden_size)
 
     def bias(self, f: Tape, length: int) -> Tensor:
-        """compute_bias of the first block: [1, h, T, T], kept by all layers, its buckets by the embedding."""
+        """compute_bias of the first block: [1, h, T, T], wider by a prefix; all layers keep it, the embedding its
+        buckets.
+        """
+        prefix = self.env.prefix
+        keys = length + (prefix.tokens if prefix is not None and prefix.active else 0)
         first, table = self.blocks[0], self.table
         assert table is not None
 
         def make() -> Tensor:
-            values = embedding(f, table, f.new((length, length), "int64"))
-            return values.view(1, first.attention.heads, length, length)
+            values = embedding(f, table, f.new((length, keys), "int64"))
+            return values.view(1, first.attention.heads, length, keys)
 
         rebuilt = first.checkpointed and table.trainable
         return f.checkpoint(make, (), reentrant=False) if rebuilt else make()

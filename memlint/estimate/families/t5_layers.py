@@ -80,10 +80,15 @@ class Attention:
         k = heads_of(self.k(f, source), self.heads, self.width)
         v = heads_of(self.v(f, source), self.heads, self.width)
         weights: Tensor | None = None
+        joined = False
+        if env.prefix is not None and env.prefix.active and causal:
+            (k, v), joined = env.prefix.join(f, k, v), True
+        elif env.prefix is not None and env.prefix.held and source is not x:
+            (k, v), joined = env.prefix.across(f, k, v), True
         if not isinstance(bias, Tensor):
             bias = bias(q)
         if env.attention == "eager":
-            out, weights = eager_biased(f, q, k, v, bias, mask, self.dropout)
+            out, weights = eager_biased(f, q, k, v, bias, mask, self.dropout, joined=joined)
         else:
             whole = masked_bias(f, bias, mask, causal=causal, looked_up=source is x)
             out = biased_attention(f, q, k, v, whole)
