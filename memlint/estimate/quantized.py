@@ -61,11 +61,14 @@ class QuantizedWeight:
         transformers 5.24 quantizers/base.py get_keys_to_not_convert: the layer of the model's last parameter, which is
         a classifier's ``score``; with a bias, whose name is last, no layer is called so. And
         integrations/bitsandbytes.py replace_with_bnb_linear: from 5.5 on nn.Linear itself and none of its subclasses.
+        get_modules_to_not_convert leaves out ``_keep_in_fp32_modules`` as well, which T5 has.
         """
         quantization = job.training.quantization
         if quantization is None:
             return False
         if subclass and quantization.type in BITSANDBYTES and not before(job, "transformers", 5, 5):
+            return True
+        if quantization.type in BITSANDBYTES and name.endswith(".DenseReluDense.wo"):
             return True
         return name == "score" and not bias and quantization.skip == Quantization().skip
 
