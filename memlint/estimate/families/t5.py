@@ -203,12 +203,13 @@ class StackOfBlocks:
         state["source"] = source
         bias = shared(f, self.bias(f, length))
         state["bias"], state["bias node"], state["bias shape"] = bias, bias.node, (bias.shape, bias.dtype)
-        state["cross bias"] = None
+        state["cross bias"], first = None, self.blocks[0]
         if source is not None:
-            # Queries are half under autocast, and so are these zeros.
-            dtype = f.autocast or x.dtype
-            state["cross bias"] = self.zeros(f, (1, self.blocks[0].attention.heads, length, source.shape[1]), dtype)
-        first = self.blocks[0]
+            # Queries are half under autocast, and so are these zeros; quantised layers answer in the norm's dtype.
+            weight = first.norm.weight.dtype
+            kept = weight if weight in ("fp16", "bf16") else x.dtype
+            dtype = kept if first.attention.keeps_dtype else f.autocast or x.dtype
+            state["cross bias"] = self.zeros(f, (1, first.attention.heads, length, source.shape[1]), dtype)
         first.given = bias
         del state, bias
         x = self.layers(f, env, x)

@@ -18,12 +18,19 @@ from memlint.estimate.families.products import Product
 from memlint.estimate.ops.activations import activate
 from memlint.estimate.ops.basic import add, cast, copy, dropout, mean_last, mul, rsqrt, shift, square
 from memlint.estimate.ops.views import where
+from memlint.estimate.quantized import BITSANDBYTES, QuantizedLinear
 from memlint.models.architecture import Architecture
 
 
 def counted(module: Any) -> Any:
     """A linear layer, counted as a whole where it does much: measuring a plain one takes longer than running it."""
     return Product(module) if isinstance(module, QuantizedLora) else module
+
+
+def _answers_in_kind(module: Any) -> bool:
+    module = module.module if isinstance(module, Product) else module
+    base = getattr(module, "base", module)
+    return isinstance(base, QuantizedLinear) and base.weight.quantization.type in BITSANDBYTES
 
 
 class Norm:
@@ -63,6 +70,8 @@ class Attention:
         self.q, self.k, self.v = (counted(b.linear(f"{name}.{n}", h, inner)) for n in "qkv")
         self.o = counted(b.linear(f"{name}.o", inner, h))
         self.dropout = float(a.get("dropout_rate", 0.0))
+        self.keeps_dtype = b.training.quantization is not None and _answers_in_kind(self.q)
+        """Whether queries are in the dtype of what they are made from, autocast or not."""
 
     def __call__(
         self,
@@ -135,8 +144,9 @@ class FeedForward:
             x = self.ups[0](f, x)
             x = activate(f, x, self.act)
         x = dropout(f, x, self.dropout)
-        if isinstance(self.down, Linear) and self.down.weight.dtype != x.dtype:
-            x = cast(f, x, self.down.weight.dtype)
+        base = getattr(self.down, "base", self.down)  # an adapted layer shows its base's weight
+        if isinstance(base, Linear) and base.weight.dtype != x.dtype:
+            x = cast(f, x, base.weight.dtype)
         x = self.down(f, x)
         del gate, linear
         return x
