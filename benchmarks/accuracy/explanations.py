@@ -20,7 +20,7 @@ _RULES: tuple[tuple[str, str], ...] = (
 )
 """(word in the model's name, what to say before ms-swift's own explanation)."""
 _ROWS: dict[str, str] = {
-    "torchtune-001": "0.01 GiB below the interval; from the same table as the LoRA row, whose figure leaves no room for "
+    "torchtune-001": "0.04 GiB below the interval; from the same table as the LoRA row, whose figure leaves no room for "
     "the half-precision logits of the eight pieces (here 0.88 GiB)",
     "torchtune-003": "the published 16.2 GiB is 0.1 GiB above the bf16 weights (14.97) and the 32 saved layer inputs "
     "(1.06): it leaves no room for the 0.98 GiB of half-precision logits that the eight pieces of the head hold at "

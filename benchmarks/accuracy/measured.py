@@ -103,14 +103,14 @@ def _target(job: TrainingJob) -> Target | None:
 def in_metric(metric: str, job: TrainingJob, estimate: Estimate) -> tuple[int, int, int]:
     """Expected, low and high bytes of an estimate in a source's metric.
 
-    max_memory_allocated counts cuBLAS workspaces, which the estimate keeps apart; a paged optimizer's states are in
+    max_memory_allocated counts cuBLAS workspaces, which the estimate keeps apart; what a paged optimizer pages is in
     unified memory, which PyTorch's allocator never sees. A figure without a metric may be the driver's, so its interval
     reaches up to what the driver would show.
     """
     inside = [o for o in estimate.overheads if o.name in ("cublas_workspace", "allocator_slack")]
     outside = [o for o in estimate.overheads if o not in inside]
     workspace = inside[0]
-    paged = estimate.static["optimizer_states"] if job.training.optimizer.startswith("paged-") else 0
+    paged = estimate.paged_bytes
     low = estimate.low_bytes - sum(o.low_bytes for o in outside)
     if metric in ALLOCATED:
         allocated = estimate.allocated_bytes - paged

@@ -51,6 +51,8 @@ def versions_of(row: Row) -> dict[str, str]:
         versions["bitsandbytes"] = "0.41.1" if versions["litgpt"].startswith("2023") else "0.42.0"
     if row.framework == "torchtune":
         versions["torchtune"] = "0.4.0" if row.date >= "2024-11" else "0.3.0"
+        if row.date < "2024-10":
+            versions["bitsandbytes"] = "0.43.3"  # 0.44 came out in the week of the README's first table
     return versions
 
 

@@ -29,7 +29,7 @@ Written by `python -m benchmarks.accuracy` on {date} with memlint {version}; do 
 * **Published measurements**: peaks that people printed for runs whose settings are known, each turned into a job with
   the versions of its day. Figures of live tensors (`max_memory_allocated`, active bytes) are compared with the
   allocated peak and the cuBLAS workspaces; figures of reserved memory, and figures that do not say what they are, with
-  `reserved_bytes`. A paged optimizer's states, which PyTorch's allocator does not see, are left out. A figure counts
+  `reserved_bytes`. States that a paged optimizer pages, which PyTorch's allocator does not see, are left out. A figure counts
   as held when the interval meets it as exactly as it was printed: half a unit of its last digit, and GB or GiB where a
   source writes `G` or `GB`. An interval also covers what the source leaves open (the dtype of PEFT's adapters).
 * No factor is fitted to these rows, but they were in view while the model was written, so they are no held-out test:

@@ -23,6 +23,8 @@ MIN_8BIT_SIZE = 4096
 MIN_PAGED_SIZE = 100_000
 """Elements from which a paged optimizer's state is paged (bitsandbytes 0.49 optim/optimizer.py get_state_buffer)."""
 BLOCK_8BIT = 256
+OLD_BLOCK_8BIT = 2048
+"""Values that share an absmax before bitsandbytes 0.44 (0.43.3 optim/optimizer.py init_state: ``n // 2048``)."""
 BLOCK_4BIT = 256
 """transformers 5.24 trainer_optimizer.py hands torchao this block size for 4 bits as for 8."""
 
@@ -120,10 +122,13 @@ def rule_of(name: str) -> Rule:
     return rule
 
 
-def state_bytes(name: str, slots: Sequence[Slot], forced: str | None = None) -> int:
-    """Bytes of all optimizer states on the device, each tensor rounded as the allocator rounds it."""
+def state_bytes(name: str, slots: Sequence[Slot], forced: str | None = None, *, block: int = BLOCK_8BIT) -> int:
+    """Bytes of all optimizer states on the device, each tensor rounded as the allocator rounds it.
+
+    ``block``: 8-bit values that share an absmax.
+    """
     rule = rule_of(name)
-    return sum([slot.count * _slot_state(name, rule, slot, forced) for slot in slots])
+    return sum([slot.count * _slot_state(name, rule, slot, forced, block) for slot in slots])
 
 
 def paged_bytes(name: str, slots: Sequence[Slot]) -> int:
@@ -143,7 +148,7 @@ def _state_dtype(rule: Rule, slot: Slot, forced: str | None) -> str:
     return forced or ("fp32" if rule.fp32 else slot.dtype)
 
 
-def _slot_state(name: str, rule: Rule, slot: Slot, forced: str | None) -> int:
+def _slot_state(name: str, rule: Rule, slot: Slot, forced: str | None, block: int) -> int:
     scalars = rounded(4) * (rule.counter + rule.scalars)
     is_matrix = slot.matrix and len(slot.shape) >= 2
     if slot.rank:
@@ -164,15 +169,15 @@ def _slot_state(name: str, rule: Rule, slot: Slot, forced: str | None) -> int:
         # optimi stableadamw.py, adam.py _init_state: kahan_comp like the parameter, or one byte for its Triton kernel.
         half = slot.dtype in ("fp16", "bf16")
         states, scalars = states + half, scalars + (0 if half else rounded(1))
-    return scalars + _plain(rule, slot, states, forced)
+    return scalars + _plain(rule, slot, states, forced, block)
 
 
-def _plain(rule: Rule, slot: Slot, states: int, forced: str | None) -> int:
+def _plain(rule: Rule, slot: Slot, states: int, forced: str | None, block: int) -> int:
     n = slot.numel
     if rule.bits == 8:
         if n < MIN_8BIT_SIZE or slot.fp32_states:
             return states * rounded(4 * n)
-        return states * (rounded(n) + rounded(4 * -(-n // BLOCK_8BIT)))
+        return states * (rounded(n) + rounded(4 * -(-n // block)))
     if rule.bits == 4:
         if n < MIN_8BIT_SIZE or n % BLOCK_4BIT:
             return states * rounded(n * DTYPE_BYTES[slot.dtype])

@@ -79,6 +79,8 @@ class Estimate:
     timeline: tuple[PhasePeak, ...]
     overheads: tuple[Overhead, ...] = ()
     host_bytes: int = 0
+    paged_bytes: int = 0
+    """Part of the optimizer states that lies in unified memory: on the GPU while it has room."""
     assumptions: tuple[str, ...] = ()
     first_step: Mapping[str, int] = field(default_factory=dict)
     evaluation: Evaluation | None = None

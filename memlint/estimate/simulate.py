@@ -96,6 +96,7 @@ def simulate(job: TrainingJob, target: Target | None = None) -> Estimate:
         timeline=tuple(step.timeline),
         overheads=interval.overheads,
         host_bytes=step.host_bytes * (target.gpus // target.nodes if target is not None and world > 1 else 1),
+        paged_bytes=step.paged,
         assumptions=(*job.assumptions, *notes),
     )
 

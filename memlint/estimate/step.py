@@ -24,7 +24,14 @@ from memlint.estimate.engine.tape import Leaf, Shape, Tape, Tensor
 from memlint.estimate.env import Env
 from memlint.estimate.families import registry
 from memlint.estimate.objectives import without_dropout
-from memlint.estimate.optimizer import clip_temporary_bytes, paged_bytes, state_bytes, step_temporary_bytes
+from memlint.estimate.optimizer import (
+    BLOCK_8BIT,
+    OLD_BLOCK_8BIT,
+    clip_temporary_bytes,
+    paged_bytes,
+    state_bytes,
+    step_temporary_bytes,
+)
 from memlint.estimate.packing import flattened
 from memlint.estimate.peft_prompts import with_prompt
 from memlint.estimate.records import slots_of
@@ -97,7 +104,8 @@ class Prepared:
         self.trained = slots_of(build.records, fp32_embedding_states=training.fp32_embedding_states)
         self.master = training.precision.master_weights
         self.slots = sharding.slots(self.trained, master=self.master)
-        states = state_bytes(training.optimizer, self.slots, training.precision.optimizer)
+        block = OLD_BLOCK_8BIT if before(job, "bitsandbytes", 0, 44) else BLOCK_8BIT
+        states = state_bytes(training.optimizer, self.slots, training.precision.optimizer, block=block)
         if self.master:
             states += sum([s.count * rounded(4 * s.numel) for s in self.slots])
         elif sharding.deepspeed and sharding.kind != "zero0":

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from memlint.dialects.native_choices import OPTIMIZERS
-from memlint.estimate.optimizer import paged_bytes, rule_of, state_bytes, step_temporary_bytes
+from memlint.estimate.optimizer import OLD_BLOCK_8BIT, paged_bytes, rule_of, state_bytes, step_temporary_bytes
 from memlint.estimate.optimizer_projected import low, step_bytes
 from memlint.estimate.records import Record, Slot, is_embedding, slots_of
 from memlint.estimate.simulate import simulate
@@ -212,3 +212,14 @@ def test_the_low_end_keeps_what_cannot_be_paged() -> None:
     moved = paged.host_bytes
     assert 0 < moved < paged.components["optimizer_states"] / 2
     assert plain.low_bytes - paged.low_bytes == pytest.approx(moved, rel=0.05)
+
+
+def test_blocks_of_2048_values_share_a_scale_before_bitsandbytes_044() -> None:
+    large = Slot((4096, 4096), "bf16", "bf16", 1)
+    assert state_bytes("adamw-8bit", [large], block=OLD_BLOCK_8BIT) == 2 * (4096 * 4096 + 4 * 4096 * 2)
+    start = job({**HALF, "training.optimizer": "adamw-8bit"})
+    newest, old, next_one = [
+        simulate(replace_fields(start, {"versions": versions})).static["optimizer_states"]
+        for versions in ({}, {"bitsandbytes": "0.43.3"}, {"bitsandbytes": "0.44.0"})
+    ]
+    assert old < newest == next_one
