@@ -67,7 +67,9 @@ class Parallelism:
     expert: int = 1
     sequence_parallel: bool = False
     offload: str = "none"
-    """none optimizer parameters all."""
+    """none optimizer parameters all experts (routed experts and their adapters live and compute on the CPU)."""
+    expert_format: str = "bf16"
+    """Frozen experts in host memory with ``offload: experts``: bf16 int8 fp8 rawint4 mxfp4."""
     reduce_bucket_elements: int | None = None
     """DeepSpeed reduce_bucket_size in elements; None: the framework's default; -1 (here and in the next three): the
     Hugging Face filler's ``auto``: hidden_size^2, and 0.9 hidden_size^2 to prefetch, 10 hidden_size to persist

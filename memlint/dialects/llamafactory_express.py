@@ -187,6 +187,10 @@ def _strategy(write: Writer, value: Any) -> None:
 def _offload(write: Writer, value: Any) -> None:
     if "parallelism.strategy" in write.changes:
         return  # written together with the strategy
+    if write.job.parallelism.offload == "experts":
+        if value == "none":
+            write.off("use_kt")
+        return
     strategy = write.job.parallelism.strategy
     if (strategy, value) in DEEPSPEED:
         write.set("deepspeed", DEEPSPEED[strategy, value])

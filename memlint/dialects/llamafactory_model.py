@@ -198,10 +198,30 @@ def _read_towers(run: Run) -> None:
     )
 
 
+KT_FORMATS = ("bf16", "int8", "fp8", "rawint4", "mxfp4")
+"""kt-kernel 0.7.2 sft/config.py kt_expert_weight_format."""
+
+
 def read_kt(run: Run) -> None:
     """KTransformers keeps the experts on the host."""
-    if run.cfg.flag("use_kt"):
-        run.put("parallelism.offload", "parameters", "use_kt")
-        experts = as_mapping(run.cfg.raw("kt_config")) or {}
-        kind = experts.get("kt_expert_weight_format", "bf16")
-        run.assume(f"`use_kt` holds the routed experts ({kind}) in host memory; computed as offloaded parameters")
+    cfg = run.cfg
+    if not cfg.flag("use_kt"):
+        return
+    if run.method == "oft":
+        run.reject("use_kt", "`use_kt` does not go with `finetuning_type: oft`; use `lora`")  # model/adapter.py
+    if run.draft.get("parallelism.strategy") == "zero3":
+        run.reject("use_kt", "`use_kt` is incompatible with DeepSpeed ZeRO-3; drop one of them")  # hparams/parser.py
+    run.put("parallelism.offload", "experts", "use_kt")
+    settings = as_mapping(cfg.raw("kt_config")) or {}
+    form = str(settings.get("kt_expert_weight_format") or "bf16").strip().lower()
+    if form not in KT_FORMATS:
+        form = "bf16"
+    run.put("parallelism.expert_format", form, "kt_config" if settings else "use_kt")
+    run.assume(
+        f"`use_kt` holds the routed experts ({form}) and their adapters in host memory and computes them on the CPU "
+        "(kt-kernel 0.7.2); cached activations and the kernels' own copies there are not counted"
+    )
+    if settings.get("kt_num_gpu_experts"):
+        run.assume("`kt_num_gpu_experts` is not followed: all experts are counted on the host")
+    if cfg.flag("kt_use_lora_experts") or settings.get("kt_use_lora_experts"):
+        run.assume("`kt_use_lora_experts` is not followed: its further experts on the GPU are left out")

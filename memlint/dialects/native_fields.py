@@ -190,7 +190,10 @@ PARALLELISM: dict[str, Field] = {
     "context": _count("context-parallel size"),
     "expert": _count("expert-parallel size"),
     "sequence_parallel": _flag("norms and dropout divided along the sequence, with tensor parallelism"),
-    "offload": Field("choice", "what lives in host memory", ("none", "optimizer", "parameters", "all")),
+    "offload": Field("choice", "what lives in host memory", ("none", "optimizer", "parameters", "all", "experts")),
+    "expert_format": Field(
+        "choice", "frozen experts in host memory, with offload: experts", ("bf16", "int8", "fp8", "rawint4", "mxfp4")
+    ),
     "reduce_bucket_elements": _count(
         "DeepSpeed reduce bucket; -1: hidden_size^2", _ELEMENTS, minimum=-1, nullable=True
     ),

@@ -237,6 +237,8 @@ def _steps(
     one_list: list[int] = []
     trained = 0
     for record in whole.build.records:
+        if record.host:
+            continue
         for _ in range(record.count):
             static += [rounded(size) for size in record.blocks]
             if record.trainable:

@@ -132,6 +132,10 @@ class Build:
             return any_named(training.trainable_patterns, name)
         return not self.layer_frozen
 
+    def trains(self, name: str, *, adapter: bool = False) -> bool:
+        """Whether a parameter of this name trains."""
+        return self._trainable(self._scoped(name), adapter=adapter)
+
     def _dtype(self, name: str, trainable: bool) -> str:
         precision = self.training.precision
         if precision.fp32_modules and any_named(precision.fp32_modules, name):

@@ -30,4 +30,4 @@ def most_while_loading(job: TrainingJob, records: Iterable[Record]) -> int:
         return 0  # sharded loading has ways of its own
     if not version_of(job, "transformers") or before(job, "transformers", 5) or not before(job, "transformers", 5, 4):
         return 0
-    return sum(2 * r.numel * r.count for r in records if r.base)
+    return sum(2 * r.numel * r.count for r in records if r.base and not r.host)

@@ -28,6 +28,8 @@ class Record:
     """Takes no part in the step (a tower without images): no gradient, so no optimizer states."""
     rank: int = 0
     """Of the space in which GaLore or APOLLO steps it; 0: in its own."""
+    host: bool = False
+    """An expert's, which no GPU has (host_experts.py)."""
 
     def __init__(
         self,
@@ -41,6 +43,7 @@ class Record:
         base: bool = True,
         idle: bool = False,
         rank: int = 0,
+        host: bool = False,
     ) -> None:
         # Written out, since hundreds are made for an estimate.
         self.name = name
@@ -53,6 +56,7 @@ class Record:
         self.base = base
         self.idle = idle
         self.rank = rank
+        self.host = host
 
     @property
     def numel(self) -> int:
@@ -121,7 +125,7 @@ def slots_of(records: Sequence[Record], *, fp32_embedding_states: bool = False) 
     after: dict[_Key, int] = {}
     before = 0
     for record in records:
-        if record.trainable and not record.idle:
+        if record.trainable and not record.idle and not record.host:
             table = "embed" in record.name or "lm_head" in record.name
             apart = fp32_embedding_states and is_embedding(record)
             key = record.shape, record.dtype, record.grad_dtype, record.rank, table, apart

@@ -58,7 +58,9 @@ def gathered_bytes(build: Build) -> int:
     zero = build.sharding.zero
     if zero is None or zero.stage != 3:
         return 0
-    return sum([r.count * rounded(size) for r in build.records if r.base or r.trainable for size in r.blocks])
+    return sum(
+        [r.count * rounded(size) for r in build.records if (r.base or r.trainable) and not r.host for size in r.blocks]
+    )
 
 
 def batch_of(f: Tape, rows: int, length: int, *, padding: bool) -> Batch:

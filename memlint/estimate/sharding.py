@@ -107,6 +107,8 @@ class Sharding:
 
     def parameter_bytes(self, record: Record) -> int:
         """Bytes of a parameter tensor as it rests on one GPU."""
+        if record.host:
+            return 0
         if not self.gathers or (self.kind == "fetched" and record.trainable):
             return sum([rounded(b) for b in record.blocks])
         if self.zero is not None and self.zero.gathers and self.zero.persists(record.numel):

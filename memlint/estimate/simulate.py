@@ -59,6 +59,10 @@ def simulate(job: TrainingJob, target: Target | None = None) -> Estimate:
     ):
         named = ", ".join(lora.target_parameters)
         notes = (*notes, f"adapters of parameters ({named:.200}) are not followed in this model: they are left out")
+    if job.parallelism.offload == "experts" and job.architecture and not any(r.host for r in step.build.records):
+        from memlint.estimate.host_experts import left_on_gpu
+
+        notes = (*notes, left_on_gpu(job.architecture.model_type))
     # Paged states are moved to the host when the device is full (bitsandbytes functional.py get_paged).
     lowest -= step.paged
     records = step.build.records
@@ -95,7 +99,8 @@ def simulate(job: TrainingJob, target: Target | None = None) -> Estimate:
         forward_end_activation_bytes=step.forward_end_bytes,
         timeline=tuple(step.timeline),
         overheads=interval.overheads,
-        host_bytes=step.host_bytes * (target.gpus // target.nodes if target is not None and world > 1 else 1),
+        host_bytes=step.host_bytes * (target.gpus // target.nodes if target is not None and world > 1 else 1)
+        + step.host_once,
         paged_bytes=step.paged,
         assumptions=(*job.assumptions, *notes),
     )

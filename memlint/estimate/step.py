@@ -53,6 +53,8 @@ class Step:
     """Live when forward and loss are done, beyond parameters, states and inputs."""
     host_bytes: int = 0
     """What one GPU's process keeps in host memory."""
+    host_once: int = 0
+    """What one process keeps there for all (experts on the CPU)."""
     one_kernel: list[PhasePeak] = field(default_factory=list)
     """The phases without the temporaries that only a trace on fake tensors has (silu's backward, zeros of a gather)."""
     asked: frozenset[str] = frozenset()
@@ -116,6 +118,11 @@ class Prepared:
         self.host = states if sharding.host_states else self.paged
         self.states = 0 if sharding.host_states else states
         self.host += sharding.host_bytes(build.records, self.trained)
+        self.host_once = 0
+        if job.parallelism.offload == "experts":
+            from memlint.estimate.host_experts import host_expert_bytes
+
+            self.host_once = host_expert_bytes(build.records, training)
         self.communication = sharding.static_communication(self.trained)
         self.gradients = sharding.gradient_bytes(self.trained)
         zero = sharding.zero
@@ -218,7 +225,8 @@ class Prepared:
         gradients = self.gradients + self.sums
         static = {"parameters": self.parameters, "gradients": gradients, "optimizer_states": self.states}
         host, asked = self.host + tape.host_bytes, frozenset(env.asked)
-        return Step(build, timeline, static, forward_end, host, one_kernel, asked, asked - env.kernels, self.paged)
+        missing = asked - env.kernels
+        return Step(build, timeline, static, forward_end, host, self.host_once, one_kernel, asked, missing, self.paged)
 
     def _optimizer_temporary(self) -> int:
         """What the optimizer's step needs beside states and gradients."""

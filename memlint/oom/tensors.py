@@ -51,7 +51,7 @@ def candidates(job: TrainingJob, world: int = 1) -> list[Candidate]:
         for side in shape:
             size *= side
         result.append(Candidate(size=size, name=_name(job, shape, dtype), phase=phase))
-    records = [r for r in step.build.records if r.trainable]
+    records = [r for r in step.build.records if r.trainable and not r.host]
     trained = sum(r.count * r.numel for r in records)
     for name, elements, width, phase in (
         ("all gradients or one fp32 copy of all trained parameters", trained, 4, "optimizer"),
@@ -62,6 +62,8 @@ def candidates(job: TrainingJob, world: int = 1) -> list[Candidate]:
         if elements:
             result.append(Candidate(size=elements * width, name=name, phase=phase))
     for record in step.build.records:
+        if record.host:
+            continue
         for width in (2, 4):
             size = record.numel * width
             result.append(Candidate(size=size, name=f"a weight, gradient or state of `{record.name}`", phase="setup"))

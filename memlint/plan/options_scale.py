@@ -134,7 +134,9 @@ def sharding(job: TrainingJob, gpus: int) -> tuple[Remedy, ...]:
     """Divide states, then gradients, then weights over the run's GPUs; then move them to the host."""
     parallelism = job.parallelism
     now, offload = parallelism.strategy, parallelism.offload
-    if now not in _ALREADY or parallelism.tensor > 1 or parallelism.pipeline > 1:
+    if now not in _ALREADY or offload == "experts" or parallelism.tensor > 1 or parallelism.pipeline > 1:
+        # What else DeepSpeed or FSDP may offload excludes what computes experts on the CPU (LLaMA-Factory 0.9.5
+        # hparams/parser.py: KTransformers is incompatible with ZeRO-3).
         return ()
     if job.training.objective == "contrastive":
         # Its memory model has whole parameters and gradients (estimate/contrastive.py).
@@ -183,6 +185,8 @@ _TENSOR_SIZES = (2, 4, 8)
 def tensor_parallel(job: TrainingJob, gpus: int, gpus_of_node: int) -> tuple[Remedy, ...]:
     """Divide every layer's matrices and activations over GPUs of one node, as far as the heads divide."""
     parallelism, architecture = job.parallelism, job.architecture
+    if parallelism.offload == "experts":
+        return ()
     if architecture is None or parallelism.tensor > 1 or parallelism.pipeline > 1 or parallelism.context > 1:
         return ()
     if job.training.method != "full" or job.training.quantization is not None or architecture.quantization:
@@ -260,7 +264,8 @@ def adapters(job: TrainingJob) -> tuple[Remedy, ...]:
                 ),
             )
         )
-    if training.method in ("full", "freeze", "lora") and training.quantization is None:
+    quantisable = training.quantization is None and job.parallelism.offload != "experts"
+    if training.method in ("full", "freeze", "lora") and quantisable:
         changes: Changes = {"training.method": "qlora", "training.quantization.bits": 4}
         if training.method != "lora":
             changes = {**changes, "training.lora.rank": 16}

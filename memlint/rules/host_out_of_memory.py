@@ -63,7 +63,7 @@ def check(context: Context) -> Iterator[Finding]:
 
 def _helps(context: Context, limit: int) -> Iterator[Help]:
     """Offload less, where the GPU then still holds the job."""
-    for offload in _LESS:
+    for offload in ("none",) if context.job.parallelism.offload == "experts" else _LESS:
         if offload == context.job.parallelism.offload or context.job.parallelism.offload == "none":
             continue
         trial = context.try_changes({"parallelism.offload": offload})

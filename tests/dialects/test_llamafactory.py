@@ -327,6 +327,29 @@ class TestParallelism:
     def test_fsdp_settings_alone_do_nothing(self):
         assert [key for key, _ in problems(FULL + "fsdp_config: {version: 2}", "MEM007")] == ["fsdp_config"]
 
+    @pytest.mark.parametrize(
+        ("settings", "form"),
+        [
+            ("", "bf16"),
+            ("kt_config: {kt_expert_weight_format: INT8, kt_num_threads: 64}\n", "int8"),
+            ("kt_config: {kt_expert_weight_format: [1]}\n", "bf16"),
+        ],
+    )
+    def test_ktransformers_leaves_the_experts_on_the_host(self, settings, form):
+        reading = read(LLAMAFACTORY, LORA + "use_kt: true\n" + settings)
+        parallelism = reading.jobs[0].parallelism
+        assert (parallelism.offload, parallelism.expert_format) == ("experts", form)
+        assert said(reading, "MEM003") == []
+        assert any(f"routed experts ({form})" in sentence for sentence in reading.jobs[0].assumptions)
+
+    def test_what_ktransformers_refuses_is_named(self):
+        zero3 = "use_kt: true\ndeepspeed: examples/deepspeed/ds_z3_config.json\n"
+        assert ("use_kt", "`use_kt` is incompatible with DeepSpeed ZeRO-3; drop one of them") in problems(
+            LORA + zero3, "MEM003"
+        )
+        oft = BASE + "stage: sft\nfinetuning_type: oft\nuse_kt: true\n"
+        assert [key for key, _ in problems(oft, "MEM003")] == ["use_kt"]
+
     def test_several_gpus_are_ddp(self):
         assert job(LLAMAFACTORY, FULL, gpus=4).parallelism.strategy == "ddp"
 

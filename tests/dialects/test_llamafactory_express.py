@@ -85,6 +85,12 @@ def test_a_job_on_fsdp2_gets_the_word_offload_and_keeps_its_settings():
     assert {edit.path: edit.value for edit in edits} == {("fsdp",): "full_shard auto_wrap offload"}
 
 
+def test_experts_come_back_to_the_gpu_by_switching_ktransformers_off():
+    kt = BASE.replace("full", "lora") + "use_kt: true\n"
+    assert {e.path: e.value for e in express(kt, {"parallelism.offload": "none"})} == {("use_kt",): False}
+    assert not express(kt, {"parallelism.offload": "optimizer"})
+
+
 def test_megatron_recomputes_by_its_own_keys():
     edits = {e.path: e.value for e in express(BASE + "tensor_model_parallel_size: 2\n", CHANGES["checkpointing"])}
     assert edits[("recompute_granularity",)] == "full"

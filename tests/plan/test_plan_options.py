@@ -412,3 +412,10 @@ class TestConflicts:
     def test_what_the_job_has_already_is_its_own_affair(self):
         made = job("training.optimizer=adafactor", "parallelism.strategy=zero1")
         assert contradiction({"training.micro_batch_size": 1}, made, "native") is None
+
+
+def test_nothing_that_excludes_experts_on_the_host_is_offered_beside_them():
+    kept = job("parallelism.offload=experts")
+    assert options_scale.sharding(kept, 8) == ()
+    assert options_scale.tensor_parallel(kept, 8, 8) == ()
+    assert [remedy.name for remedy in options_scale.adapters(kept)] == ["lora"]

@@ -124,6 +124,34 @@ class TestHostMemory:
         assert "MEM502" not in found
 
 
+class TestExpertsOnTheHost:
+    """LLaMA-Factory's use_kt, after its own examples."""
+
+    FILE = (
+        "model_name_or_path: {}\nstage: sft\ndo_train: true\nfinetuning_type: lora\nlora_rank: 8\nlora_target: all\n"
+        "dataset: own\ntemplate: deepseek\ncutoff_len: 2048\noutput_dir: out\nper_device_train_batch_size: 1\n"
+        "gradient_accumulation_steps: 4\nlearning_rate: 1.0e-4\nbf16: true\nuse_kt: true\n"
+    )
+    V3, LITE = "deepseek-ai/DeepSeek-V3", "deepseek-ai/DeepSeek-V2-Lite"
+
+    def test_they_do_not_count_against_the_gpu(self, codes):
+        assert "MEM101" not in codes({"train.yaml": self.FILE.format(self.V3)}, "A100-80GB")
+
+    def test_what_stays_on_the_gpu_still_has_to_fit(self, codes):
+        found = codes({"train.yaml": self.FILE.format(self.V3)}, "RTX-4090")
+        assert "MEM101" in found
+        assert "MEM502" not in found
+
+    def test_the_host_has_to_hold_them(self, codes):
+        found = codes({"train.yaml": self.FILE.format(self.V3)}, "g5.2xlarge")
+        assert "which has 32.0 GiB on g5.2xlarge" in found["MEM103"]
+
+    def test_a_gpu_that_holds_all_of_the_model_needs_no_host(self, codes):
+        file = {"train.yaml": self.FILE.format(self.LITE)}
+        assert "offloading to the host is not needed" in codes(file, "B200")["MEM502"]
+        assert "MEM502" not in codes(file, "RTX-4090")
+
+
 class TestGroupsOfGpus:
     @pytest.mark.parametrize(
         ("parallelism", "message"),

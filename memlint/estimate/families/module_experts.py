@@ -15,6 +15,7 @@ from memlint.estimate.ops.gather import index_rows, sum_groups
 from memlint.estimate.ops.images import put_rows
 from memlint.estimate.versions import before
 from memlint.models.architecture import Architecture
+from memlint.models.traits import EXPERT_MODULES
 
 if TYPE_CHECKING:
     from memlint.estimate.build import Build
@@ -51,7 +52,12 @@ NAMES = {"mixtral": ("w1", "w3", "w2"), "phimoe": ("w1", "w3", "w2")}
 
 def looped(a: Architecture, b: Build) -> bool:
     """Whether the experts of a model are linear modules under the transformers that its job states."""
-    return a.model_type in LOOPED and before(b.job, "transformers", 5)
+    return b.job.parallelism.offload != "experts" and a.model_type in LOOPED and before(b.job, "transformers", 5)
+
+
+def in_modules(a: Architecture, b: Build) -> bool:
+    """Whether each expert is a module of its own; on the host (host_experts.py) they are one operation."""
+    return (EXPERT_MODULES in a.traits and b.job.parallelism.offload != "experts") or looped(a, b)
 
 
 def _add_backward(f: Tape, node: Node, grad: Tensor) -> tuple[Tensor, Tensor]:

@@ -18,7 +18,7 @@ from memlint.estimate.families.expert_adapters import ExpertTargets, FoldedRoute
 from memlint.estimate.families.jitter import jitter_of, jittered
 from memlint.estimate.families.llama import Attention, layer_kinds
 from memlint.estimate.families.mixtures import TYPES, Mixture, mixture_of
-from memlint.estimate.families.module_experts import NAMES, LoopedExperts, ModuleExperts, looped
+from memlint.estimate.families.module_experts import NAMES, LoopedExperts, ModuleExperts, in_modules, looped
 from memlint.estimate.families.norms import Norm
 from memlint.estimate.families.rotary import partial_rotary
 from memlint.estimate.families.routers import (
@@ -37,7 +37,6 @@ from memlint.estimate.ops.experts import Experts
 from memlint.estimate.ops.views import split
 from memlint.estimate.stack import Stack
 from memlint.models.architecture import Architecture
-from memlint.models.traits import EXPERT_MODULES
 
 NORMALISING = ("qwen3_next", "qwen3_5_moe_text", "lfm2_moe", "mellum")
 """Types whose class defaults divide the chosen weights by their sum."""
@@ -104,7 +103,7 @@ class Moe:
         self.mixture = m
         self.jitter = jitter_of(a)
         self.env: Env | None = None  # set where the load-balancing loss is taken (output_router_logits)
-        apart = EXPERT_MODULES in a.traits or looped(a, b)
+        apart = in_modules(a, b)
         targets = ExpertTargets() if apart else expert_targets(a, b.lora, name)
         self.router = self.make_router(a, b, f"{name}.{m.gate_name}", experts)
         if targets.router and b.lora is not None:
@@ -219,7 +218,7 @@ class Block:
             self.mlp.env = env if a.get("output_router_logits") else None
         else:
             bias = bool(a.get(s.mlp_bias, False)) if isinstance(s.mlp_bias, str) else s.mlp_bias
-            owner = None if EXPERT_MODULES in a.traits or looped(a, b) else a
+            owner = None if in_modules(a, b) else a
             self.mlp = GatedMlp(b, f"{name}.mlp", h, a.get("intermediate_size"), act, bias=bias, a=owner)
         self.beside: GatedMlp | None = None
         inner = shared_width(a, m, 0)

@@ -13,6 +13,7 @@ from memlint.estimate.build import Build
 from memlint.estimate.engine.pool import GRADIENTS
 from memlint.estimate.engine.tape import Leaf, Node, Tape, Tensor
 from memlint.estimate.families.expert_adapters import ExpertTargets, Folded, parameter_targets
+from memlint.estimate.host_experts import HostExperts
 from memlint.estimate.ops.activations import activate
 from memlint.estimate.ops.basic import cast, mul
 from memlint.estimate.ops.gather import index_rows, sum_groups
@@ -75,6 +76,10 @@ class Experts:
     ) -> None:
         self.experts, self.hidden, self.width, self.act = experts, hidden, width, act
         self.gate, self.gated = gate, gated
+        self.host: HostExperts | None = None
+        if b.job.parallelism.offload == "experts":
+            self.host = HostExperts(b, name, experts, hidden, width, gated=gated, bias=bias)
+            return
         rows = 2 * width if gated else width
         first = "gate_up_proj" if gated else "up_proj"
         self.up_bias: Weight | None = None
@@ -97,6 +102,8 @@ class Experts:
 
     def __call__(self, f: Tape, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
         """x [T, H], ids and weights [T, k] -> [T, H]."""
+        if self.host is not None:
+            return self.host(f, x, ids, weights)
         tokens, k = ids.shape
         pairs = (tokens * k,)
         down_factors = self.down_fold.factors(f) if self.down_fold is not None else None
