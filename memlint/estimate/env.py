@@ -151,16 +151,20 @@ class Env:
         # The policy is a context of the non-reentrant form.
         reentrant = self.checkpointing.reentrant and selection is None
         runs: list[object] = []
+        unused: list[tuple[tuple[int, ...], str]] = []
 
         def run(*again: Tensor) -> Tensor:
             outer, self.state = self.state, state
+            # CheckpointFunction holds all outputs; its backward is called with zeros for the one that nobody used.
+            zeros = f.new(*unused[0]) if runs and unused else None
             out = block(f, *again)
             self.state = outer
             if runs:
-                if reentrant and self.left is not None:
-                    # CheckpointFunction holds all outputs and makes a zero gradient for the one that nobody used.
-                    runs.append((self.left, f.like(self.left)))
+                if zeros is not None:
+                    runs.append((self.left, zeros))
                 self.left = None
+            elif reentrant and self.left is not None:
+                unused.append((self.left.shape, self.left.dtype))
             runs.append(True)
             return out
 
