@@ -39,7 +39,10 @@ def make_config(source: Mapping[str, Any], remote: str | None = None) -> Any:
         raise SettingError(f"this transformers has no model type `{kind}`, so there is no code to run", "model")
     owner = CONFIG_MAPPING[kind]
     # What a class computes itself (Falcon's head_dim) cannot be set; an estimate's architecture states it all the same.
-    computed = [key for key in values if isinstance(stated := getattr(owner, key, None), property) and not stated.fset]
+    # Bamba's and Jamba's kinds of layers stand under another name of the same.
+    names = getattr(owner, "attribute_map", {})
+    stated = {key: getattr(owner, names.get(key, key), None) for key in values}
+    computed = {key for key, found in stated.items() if isinstance(found, property) and not found.fset}
     return AutoConfig.for_model(kind, **{key: value for key, value in values.items() if key not in computed})
 
 

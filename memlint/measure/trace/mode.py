@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping
 from functools import cache
+from math import inf
 from typing import Any
 
 import torch
@@ -13,6 +14,8 @@ from torch._subclasses import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from memlint.measure.trace.recorder import Recorder
+
+_UNEQUAL = torch.ops.aten.ne.Scalar
 
 
 class RecordingMode(TorchDispatchMode):  # type: ignore[misc]
@@ -26,6 +29,7 @@ class RecordingMode(TorchDispatchMode):  # type: ignore[misc]
         """bitsandbytes' operators, run as the Python they are written in (see :mod:`.bnb_kernels`)."""
         self.recorder = recorder
         self.padding = padding
+        self.asked_finite = False
         _last_references()  # counted before this mode is active
         self.threads: set[int] = set()
 
@@ -38,7 +42,11 @@ class RecordingMode(TorchDispatchMode):  # type: ignore[misc]
         kwargs = kwargs or {}
         if func is torch.ops.aten._local_scalar_dense.default and args[0].dtype == torch.bool:
             # Checks such as "is nothing masked?", "are rows not packed?": their answer is declared, not computed.
-            return not self.padding
+            finite, self.asked_finite = self.asked_finite, False
+            return finite or not self.padding
+        if func is _UNEQUAL and args[1] == inf:
+            # torch.isfinite compares with infinity (TensorCompare.cpp): what a run computes is finite, padded or not.
+            self.asked_finite = True
         if threading.get_ident() not in self.threads:
             # FakeTensorMode sets this for the thread that enters it; autograd's device thread needs it too, or an index
             # given as a Python list is moved to a device that does not exist.

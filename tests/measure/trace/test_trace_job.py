@@ -189,3 +189,10 @@ def test_embeddings_keep_32_bit_states_in_both_where_the_trainer_asks(
     states = data["peak"]["components"]["optimizer_states"]
     assert (states > 8 * embedding) is asked
     assert data["comparison"]["peak"]["simulated"] == pytest.approx(data["comparison"]["peak"]["traced"], rel=0.01)
+
+
+def test_kinds_of_layers_that_a_class_computes_are_left_to_it(job: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    mamba = {"mamba_n_heads": 8, "mamba_d_head": 16, "mamba_d_state": 16, "mamba_chunk_size": 32}
+    bamba = {**TINY, "model_type": "bamba", "attn_layer_indices": [1], **mamba}
+    assert run(job({"sequence_length": 32}, bamba), "--output-format", "json") == 0
+    assert json.loads(capsys.readouterr().out)["method"] == "traced"
