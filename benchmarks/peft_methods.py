@@ -88,6 +88,19 @@ def points() -> Iterator[dict[str, Any]]:
         yield _point("adalora", model, rank=8, targets="default")
     for model in ("qwen3", "gemma3_text", "gpt2"):
         yield _point("ln-tuning", model)
+    yield from _matrices()
+
+
+def _matrices() -> Iterator[dict[str, Any]]:
+    """Adapters that make a matrix, also beside transformers' Conv1D, whose weight stands the other way round."""
+    half = {"precision": "fp16-autocast", "batch": 3, "seq": 100}
+    for method in ("hira", "fourierft", "loha", "lokr", "miss"):
+        for model, targets in (("llama", "default"), ("gpt2", ["c_attn"]), ("gpt2", ["mlp.c_proj"])):
+            if method not in ("loha", "lokr", "miss") or model != "gpt2":  # theirs take no Conv1D
+                yield _point(method, model, rank=8, targets=targets)
+                yield _point(method, model, rank=8, targets=targets, **half)
+        yield _point(method, "gemma3_text", rank=8, targets="all-linear", **half)
+        yield _point(method, "bert", rank=8, targets="default", checkpointing="reentrant", precision="bf16-autocast")
 
 
 def _config(point: dict[str, Any]) -> Any:
@@ -105,13 +118,34 @@ def _config(point: dict[str, Any]) -> Any:
         return peft.AdaLoraConfig(init_r=point["rank"], target_modules=targets, total_step=100)
     if method == "ln-tuning":
         return peft.LNTuningConfig()
+    if method == "fourierft":
+        return peft.FourierFTConfig(target_modules=targets)
+    kinds = {"hira": peft.HiraConfig, "loha": peft.LoHaConfig, "lokr": peft.LoKrConfig, "miss": peft.MissConfig}
+    if method in kinds:
+        return kinds[method](r=point["rank"], target_modules=targets)
     return peft.LoraConfig(r=point["rank"], target_modules=targets)
+
+
+class _NeverDropped:
+    """Below any number. Whether ``torch.rand(1) > module_dropout`` (loha/layer.py) holds is chance on fake tensors."""
+
+    def __lt__(self, other: object) -> bool:
+        return True
+
+
+def _adapted(model: Any, point: dict[str, Any]) -> Any:
+    import peft
+
+    adapted = peft.get_peft_model(model, _config(point))
+    for module in adapted.modules():
+        dropouts = getattr(module, "module_dropout", {})
+        for name in dropouts:
+            dropouts[name] = _NeverDropped()
+    return adapted
 
 
 def trace_point(point: dict[str, Any]) -> Any:
     """Trace one point."""
-    import peft
-
     weights, autocast = PRECISIONS[point["precision"]]
     settings = TraceSettings(
         head=point["head"],
@@ -126,7 +160,7 @@ def trace_point(point: dict[str, Any]) -> Any:
         optimizer=point["optimizer"],
         lora=LoraSettings(),
     )
-    with mock.patch.object(run, "add_lora", lambda model, _: peft.get_peft_model(model, _config(point))):
+    with mock.patch.object(run, "add_lora", lambda model, _: _adapted(model, point)):
         return run.trace(point["config"], settings, every_layer=True)
 
 

@@ -25,16 +25,16 @@ COMPLEX = "fp64"
 
 
 def _spectrum_backward(f: Tape, node: Node, grad: Tensor) -> tuple[Tensor]:
-    # scaling, ``real`` and the transform, each a tensor of the matrix's size; then grad[indices].
+    # scaling, ``real`` and the transform, each a tensor of the matrix's size and a node of its own, which lets go of
+    # the gradient that came; then grad[indices] of a view of the last one's real parts.
     scaled = f.like(grad)
+    grad.storage = None
     complex_grad = f.new(grad.shape, COMPLEX)
     del scaled
     transformed = f.like(complex_grad)
     del complex_grad
-    real = f.like(grad)
-    del transformed
     out = f.new(node.shapes[0][0], grad.dtype)
-    del real
+    del transformed
     return (out,)
 
 
@@ -115,7 +115,7 @@ def fourierft(build: Build, name: str, base: Any, inputs: int, outputs: int, lor
     entries = build.parameter(
         f"{name}.fourierft_spectrum", min(FREQUENCIES, inputs * outputs), dtype=lora.dtype, adapter=True
     )
-    return DenseUpdate(base, lora.dtype, Spectrum(entries, (outputs, inputs)))
+    return DenseUpdate(base, Spectrum(entries, (outputs, inputs)))
 
 
 def c3a(build: Build, name: str, base: Any, inputs: int, outputs: int, lora: Lora) -> Any:

@@ -8,8 +8,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Callable
 
 from memlint.estimate.engine.tape import Node, Tape, Tensor
-from memlint.estimate.ops.basic import add, cast, dropout, mul, scale, shift
-from memlint.estimate.ops.linear import Weight, linear, matmul
+from memlint.estimate.ops.basic import add, cast, dropout, mul, promoted, scale, shift
+from memlint.estimate.ops.linear import Weight, cast_weight, linear, matmul
 from memlint.estimate.ops.views import add_in_place
 from memlint.estimate.peft_factors import delora, randlora, vblora
 from memlint.estimate.peft_fourier import c3a, fourierft
@@ -71,10 +71,10 @@ class SharedLowRank:
 class DenseUpdate:
     """LoHa and LoKr: an update of the weight's whole size, made from small factors in every forward."""
 
-    __slots__ = ("base", "dtype", "make")
+    __slots__ = ("base", "make")
 
-    def __init__(self, base: Any, dtype: str, make: Callable[[Tape], Tensor]) -> None:
-        self.base, self.dtype, self.make = base, dtype, make
+    def __init__(self, base: Any, make: Callable[[Tape], Tensor]) -> None:
+        self.base, self.make = base, make
 
     def __call__(self, f: Tape, x: Tensor) -> Tensor:
         """loha/layer.py and lokr/layer.py: base + F.linear(x, delta_weight)."""
@@ -82,10 +82,12 @@ class DenseUpdate:
         if not f.adapters:
             return result
         delta = self.make(f)
-        given = cast(f, x, self.dtype)
+        given = cast(f, x, delta.dtype)
         branch = linear(f, given, delta)
         del delta, given
-        return cast(f, add(f, result, branch), x.dtype)
+        result = add(f, result, branch)
+        del branch
+        return cast(f, result, x.dtype)
 
 
 class Hadamard:
@@ -97,26 +99,38 @@ class Hadamard:
         self.factors, self.shape = factors, shape
 
     def __call__(self, f: Tape) -> Tensor:
-        """The delta weight [out, in]."""
-        dtype = self.factors[0].dtype
-        halves = f.new(self.shape, dtype), f.new(self.shape, dtype)
-        product = f.new(self.shape, dtype)
-        del halves
-        out = f.new(self.shape, dtype)
+        """The delta weight [out, in]; in half precision under autocast, which no ``custom_fwd`` turns off."""
+        recorded, f.grad_enabled = f.grad_enabled, False
+        first, second = (self._product(f, *pair) for pair in (self.factors[:2], self.factors[2:]))
+        product = f.like(first)
+        del first, second
+        out = f.like(product)
         del product
-        return f.record(out, _hadamard_backward, self.factors)
+        f.grad_enabled = recorded
+        return f.record(out, _hadamard_backward, self.factors) if recorded else out
+
+    def _product(self, f: Tape, left: Weight, right: Weight) -> Tensor:
+        given = cast_weight(f, right)
+        held = cast_weight(f, left)
+        assert given is not None and held is not None
+        return f.new(self.shape, given.dtype)
 
 
 def _hadamard_backward(f: Tape, node: Node, grad: Tensor) -> tuple[Tensor, ...]:
+    # Autocast is off here: the factors' products are in their own dtype. The first ``temp`` goes when the second is
+    # there.
+    dtype = node.shapes[0][1]
     scaled = f.like(grad)
     grads: list[Tensor] = []
+    masked: Tensor | None = None
     for first in (0, 2):
-        product = f.like(grad)
-        masked = f.like(grad)
+        product = f.like(grad, dtype)
+        following = f.like(product, promoted(grad, product))
         del product
-        grads += [f.new(node.shapes[first + side][0], grad.dtype) for side in (0, 1)]
-        del masked
-    del scaled
+        masked = following
+        del following
+        grads += [f.new(node.shapes[first + side][0], masked.dtype) for side in (0, 1)]
+    del scaled, masked
     return tuple(grads)
 
 
@@ -131,11 +145,18 @@ class Kronecker:
     def __call__(self, f: Tape) -> Tensor:
         """The delta weight [out, in]; aten's kron is one product of two broadcast views."""
         left, second = self.first, self.second
-        right: Tensor = second[0] if len(second) == 1 else matmul(f, second[0], second[1], second[1].shape[1])
+        right: Tensor = second[0] if len(second) == 1 else _low_rank(f, *second)
         (a, c), (b, d) = left.shape, right.shape
         whole = mul(f, left.view(a, 1, c, 1), right.view(1, b, 1, d))
         del right
         return scale(f, whole).view(*self.shape)
+
+
+def _low_rank(f: Tape, left: Weight, right: Weight) -> Tensor:
+    given = cast_weight(f, right)
+    held = cast_weight(f, left)
+    assert given is not None and held is not None
+    return matmul(f, held, given, right.shape[1])
 
 
 class SingularValues:
@@ -187,7 +208,7 @@ def _loha(build: Build, name: str, base: Any, inputs: int, outputs: int, lora: L
         for n in (1, 2)
         for side, shape in (("a", (outputs, lora.rank)), ("b", (lora.rank, inputs)))
     )
-    return DenseUpdate(base, lora.dtype, Hadamard(factors, (outputs, inputs)))
+    return DenseUpdate(base, Hadamard(factors, (outputs, inputs)))
 
 
 def _lokr(build: Build, name: str, base: Any, inputs: int, outputs: int, lora: Lora) -> Any:
@@ -202,7 +223,7 @@ def _lokr(build: Build, name: str, base: Any, inputs: int, outputs: int, lora: L
     second = tuple(
         build.parameter(f"{name}.lokr_w2_{side}", *shape, dtype=lora.dtype, adapter=True) for side, shape in sides
     )
-    return DenseUpdate(base, lora.dtype, Kronecker(first, second, (outputs, inputs)))
+    return DenseUpdate(base, Kronecker(first, second, (outputs, inputs)))
 
 
 def _split(size: int) -> tuple[int, int]:

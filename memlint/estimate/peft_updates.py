@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from memlint.estimate.engine.tape import Node, Tape, Tensor
+from memlint.estimate.engine.tape import Leaf, Node, Tape, Tensor
+from memlint.estimate.float8 import CONV1D
 from memlint.estimate.ops.basic import add, cast, dropout, mul, saving_output, scale
-from memlint.estimate.ops.linear import Weight, linear, matmul
+from memlint.estimate.ops.linear import Weight, cast_weight, linear, matmul
 from memlint.job import Lora
 
 if TYPE_CHECKING:
@@ -55,7 +56,9 @@ class Miss:
         x = dropout(f, cast(f, x, self.block.dtype), self.p)
         summed = f.new((*x.shape[:-1], rank), x.dtype)
         summed = f.record(summed, _sum_backward, (x,)) if f.needs(x) else summed
-        return cast(f, add(f, result, matmul(f, summed, self.block, outputs)), dtype)
+        block = cast_weight(f, self.block)
+        assert block is not None
+        return cast(f, add(f, result, matmul(f, summed, block, outputs)), dtype)
 
 
 class Reflected:
@@ -168,13 +171,25 @@ class Sparse:
         return linear(f, x, whole, getattr(self.base, "bias", None))
 
 
+def _until_the_graph_goes(f: Tape, leaf: Leaf, grad: Tensor) -> None:
+    # Without reentry it is the graph of the first run that owns the parameter.
+    if f.unpacked:
+        f.ends.append(grad)
+    else:
+        f.linger(grad)
+
+
 class Multiplied:
-    """HiRA: beside the layer, the input times the weight scaled element by element with a low-rank product."""
+    """HiRA: beside the layer, the input times the weight scaled element by element with a low-rank product.
 
-    __slots__ = ("a", "b", "base", "p")
+    ``turned``: over transformers' Conv1D, whose weight ``transpose`` (peft utils/other.py) makes a new ``nn.Parameter``
+    of. That asks for a gradient: the product is kept for it, and it stays until the graph goes.
+    """
 
-    def __init__(self, base: Any, a: Weight, b: Weight, p: float) -> None:
-        self.base, self.a, self.b, self.p = base, a, b, p
+    __slots__ = ("a", "b", "base", "p", "turned")
+
+    def __init__(self, base: Any, a: Weight, b: Weight, p: float, turned: bool) -> None:
+        self.base, self.a, self.b, self.p, self.turned = base, a, b, p, turned
 
     def __call__(self, f: Tape, x: Tensor) -> Tensor:
         """hira/layer.py Linear.forward."""
@@ -185,11 +200,18 @@ class Multiplied:
         (rank, inputs), outputs = self.a.shape, self.b.shape[0]
         product = matmul(f, self.a.view(inputs, rank), self.b.view(rank, outputs), outputs)
         x = dropout(f, cast(f, x, self.a.dtype), self.p)
-        own = mul(f, product.view(outputs, inputs), _whole(self.base, f, getattr(self.base.weight, "dtype", dtype)))
-        del product
+        whole = _whole(self.base, f, getattr(self.base.weight, "dtype", dtype))
+        if self.turned:
+            leaf = Leaf((outputs, inputs), whole.dtype)
+            leaf.sink = _until_the_graph_goes
+            whole = Tensor(leaf.shape, whole.dtype, None, leaf)
+        own = mul(f, whole, product.view(outputs, inputs))
+        del whole
         branch = linear(f, x, own)
         del own
-        return cast(f, add(f, result, branch), dtype)
+        # The product and the branch are there until the call returns, the base's result only until the sum.
+        result = add(f, result, branch)
+        return cast(f, result, dtype)
 
 
 def miss(build: Build, name: str, base: Any, inputs: int, outputs: int, lora: Lora) -> Any:
@@ -218,8 +240,14 @@ def shira(build: Build, name: str, base: Any, inputs: int, outputs: int, lora: L
 def hira(build: Build, name: str, base: Any, inputs: int, outputs: int, lora: Lora) -> Any:
     """HiRA over a linear layer: LoRA's two factors."""
     a = _made(build, f"{name}.hira_A", lora, lora.rank, inputs)
-    return Multiplied(base, a, _made(build, f"{name}.hira_B", lora, outputs, lora.rank), lora.dropout)
+    b = _made(build, f"{name}.hira_B", lora, outputs, lora.rank)
+    return Multiplied(base, a, b, lora.dropout, _is_conv1d(build))
 
 
 def _made(build: Build, name: str, lora: Lora, *shape: int) -> Weight:
     return build.parameter(name, *shape, dtype=lora.dtype, adapter=True)
+
+
+def _is_conv1d(build: Build) -> bool:
+    architecture = build.job.architecture
+    return architecture is not None and architecture.model_type in CONV1D

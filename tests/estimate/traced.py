@@ -21,6 +21,7 @@ PRECISIONS = {
     "fp16": ("fp16", None),
     "fp32": ("fp32", None),
     "bf16-autocast": ("fp32", "bf16"),
+    "fp16-autocast": ("fp32", "fp16"),
     "bf16-bf16": ("bf16", "bf16"),
 }
 
