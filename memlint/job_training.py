@@ -146,7 +146,9 @@ class Training:
     freeze: tuple[str, ...] = ()
     """Name fragments of frozen modules (vision towers, embeddings, first layers)."""
     trainable_layers: int | None = None
-    """method freeze: how many last layers train; None: all."""
+    """method freeze: how many last layers train, numbered as the config counts (by an encoder-decoder's encoder); None:
+    all.
+    """
     trainable_patterns: tuple[str, ...] = ()
     """method freeze: name fragments that stay trainable (axolotl unfrozen_parameters)."""
     reference_model: str = "none"

@@ -82,6 +82,8 @@ class Build:
         """The part under construction takes no part in the step: it gets neither gradients nor optimizer states."""
         self.layers = self.first_layer = 0
         """Layers made so far, and the number of the next stack's first one where every n-th is checkpointed."""
+        self.depth: int | None = None
+        """So many layers a framework counts where it trains the last ones, if not a stack's own number."""
         self.apart = 0
         """So many first layers of a stack are each unlike any other: something follows them."""
         method = job.training.method

@@ -57,8 +57,9 @@ class Stack:
         """Number of the first layer among all of the model's, of which every n-th is checkpointed (transformers 5.24
         modeling_utils.py _set_gradient_checkpointing)."""
         trained = build.training.trainable_layers
+        counted = total if build.depth is None else build.depth
         self.keys: list[Hashable] = [
-            (kind, (self.first + index) % every == 0, trained is None or _trains(index, total, trained))
+            (kind, (self.first + index) % every == 0, trained is None or _trains(index, counted, trained))
             for index, kind in enumerate(kinds)
         ]
         if build.float8 is not None and build.float8.first_layer and total:
@@ -67,7 +68,7 @@ class Stack:
         """Only some layers are checkpointed: what one leaves to the next (``Env.left``) is not freed as its equal's."""
 
         def layer(index: int, count: int = 1) -> Place:
-            build.layer_frozen = trained is not None and not _trains(index, total, trained)
+            build.layer_frozen = trained is not None and not _trains(index, counted, trained)
             unit = self.sharding.unit(count) if self.sharding.wrap == "layer" else None
             made = make(build, kinds[index], index)
             build.layer_frozen = trained is not None
@@ -275,6 +276,9 @@ class _Call:
         return self.env.call(f, self.layer, self.index, *inputs)
 
 
-def _trains(index: int, total: int, trained: int) -> bool:
-    """method freeze: the last ``trained`` layers train (a negative number: the first ones)."""
-    return index >= total - trained if trained >= 0 else index < -trained
+def _trains(index: int, depth: int, trained: int) -> bool:
+    """method freeze: of ``depth`` layers the last ``trained`` ones train (a negative number: the first ones).
+
+    LLaMA-Factory 0.9.5 model/adapter.py _setup_freeze_tuning numbers by the config's depth, whatever a stack's own is.
+    """
+    return depth - trained <= index < depth if trained >= 0 else index < min(-trained, depth)

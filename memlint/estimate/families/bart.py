@@ -204,9 +204,9 @@ class Model:
         rows = b.training.vocab_size or a.vocab_size
         self.shared = b.embedding("model.shared", rows, a.hidden_size, entry=True, scaled=True)
         self.encoder = Side(a, b, env, "encoder")
-        b.first_layer = b.layers
+        b.first_layer = b.depth = b.layers  # a decoder's layers go by the encoder's numbers
         self.decoder = Side(a, b, env, "decoder")
-        b.first_layer = 0
+        b.first_layer, b.depth = 0, None
         weight = self.shared.weight if a.tie_word_embeddings else b.parameter("lm_head.weight", rows, a.hidden_size)
         self.head = Linear(weight, None)
         self.offset_dtype = b.training.precision.weights

@@ -238,9 +238,9 @@ class Model:
         self.shared = b.embedding("shared", rows, h, entry=True)
         layers = int(a.get("num_layers") or a.num_hidden_layers)
         self.encoder = self.stack(a, b, env, "encoder", layers)
-        b.first_layer = b.layers
+        b.first_layer = b.depth = b.layers  # a decoder's layers go by the encoder's numbers
         self.decoder = self.stack(a, b, env, "decoder", int(a.get("num_decoder_layers") or layers))
-        b.first_layer = 0
+        b.first_layer, b.depth = 0, None
         # T5Config and MT5Config of transformers 5.24 tie always, and take a stated false as "do not scale the outputs".
         self.scaled = a.model_type in ("t5", "umt5") and bool(a.get("scale_decoder_outputs", True))
         if a.config.get("tie_word_embeddings") is False:

@@ -196,9 +196,9 @@ class Model:
         self.dtype = b.training.precision.weights
         self.mels = int(a.get("num_mel_bins", 80))
         self.encoder = Encoder(a, b, env)
-        b.first_layer = b.layers
+        b.first_layer = b.depth = b.layers  # a decoder's layers go by the encoder's numbers
         self.decoder = Decoder(a, b, env)
-        b.first_layer = 0
+        b.first_layer, b.depth = 0, None
         embed = self.decoder.embed.weight
         self.head = Linear(embed if a.tie_word_embeddings else b.parameter("proj_out.weight", *embed.shape), None)
 

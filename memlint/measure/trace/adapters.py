@@ -57,7 +57,7 @@ def freeze(model: Any, settings: TraceSettings, layers: int) -> None:
         return  # quantising froze everything
     last = settings.train_last
     chosen = last is not None or bool(settings.train_only)
-    trained = set(range(layers)) if last is None else set(range(layers)[-last:] if last >= 0 else range(-last))
+    trained = set(range(layers)) if last is None else set(range(layers)[-last:] if last >= 0 else range(layers)[:-last])
     for name, parameter in model.named_parameters():
         trains = True
         if chosen:
