@@ -71,11 +71,17 @@ def predict(job: TrainingJob, target: Target | None, method: str = "simulated") 
 
 def _ends_at_once(job: TrainingJob) -> str | None:
     """Return why the run ends before its first step, where it does."""
-    if job.training.attention != "flash":
-        return None
-    from memlint.estimate.flash_refused import refused
+    training = job.training
+    if training.attention == "flash":
+        from memlint.estimate.flash_refused import refused as refused_flash
 
-    return refused(job)
+        if why := refused_flash(job):
+            return why
+    if training.quantization is not None and training.quantization.type == "int8":
+        from memlint.estimate.int8_refused import refused as refused_int8
+
+        return refused_int8(job)
+    return None
 
 
 def _unusable(architecture: Architecture, error: Exception) -> str:
