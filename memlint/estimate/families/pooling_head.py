@@ -12,7 +12,7 @@ from memlint.estimate.ops.activations import activate
 from memlint.estimate.ops.attention import softmax
 from memlint.estimate.ops.basic import add, copy, scale, slice_of
 from memlint.estimate.ops.gather import expand
-from memlint.estimate.ops.linear import linear, matmul
+from memlint.estimate.ops.linear import linear, matmul, to_autocast
 from memlint.estimate.ops.views import split
 from memlint.models.architecture import Architecture
 
@@ -41,7 +41,9 @@ class PoolingHead:
         query_bias, pair_bias = split(f, self.bias, (h,), (2 * h,))
         q = linear(f, probe, query_weight, query_bias)
         # The patches come transposed to [N, B, H], which F.linear copies; keys and values are laid out anew after it.
-        pair = linear(f, copy(f, x), pair_weight, pair_bias)
+        given = to_autocast(f, x)  # held until linear has returned, as autocast's argument
+        pair = linear(f, copy(f, given), pair_weight, pair_bias)
+        del given
         pair = copy(f, pair)
         k = slice_of(f, pair, (rows, self.heads, count, width))
         v = slice_of(f, pair, (rows, self.heads, count, width))

@@ -42,6 +42,7 @@ def cuda_choices(recorder: Recorder, *, padding: bool = False) -> Iterator[None]
 
         put(torch.nn.functional, "scaled_dot_product_attention", attention)
         put(torch.nn.functional, "rms_norm", _rms_norm)
+        put(torch.nn.functional, "linear", _linear)
         put(torch.cuda.amp.common, "amp_definitely_not_available", lambda: False)
         put(torch.cuda, "is_bf16_supported", lambda including_emulation=True: True)
         put(torch.cuda, "get_device_capability", capability)
@@ -55,6 +56,21 @@ def cuda_choices(recorder: Recorder, *, padding: bool = False) -> Iterator[None]
         put(import_utils, "is_fake_tensor", lambda value: False)
         put(masking_utils, "fast_all", lambda tensor: not padding)
         yield
+
+
+_LINEAR = torch.nn.functional.linear
+
+
+def _linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    """``at::linear`` of aten/src/ATen/native/Linear.cpp (2.13): a bias is added in place where x is not contiguous.
+
+    Under a dispatch mode it is added out of place, "for composite compliance". A bias that autocast would cache is left
+    to it.
+    """
+    if bias is None or x.dim() != 3 or x.is_contiguous() or (torch.is_autocast_enabled("cuda") and bias.is_leaf):
+        return _LINEAR(x, weight, bias)
+    out = _LINEAR(x, weight)
+    return out.add_(bias.to(out.dtype))
 
 
 class _FusedRmsNorm(torch.autograd.Function):  # type: ignore[misc]
