@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from math import prod
 
-from memlint.estimate.engine.pool import rounded
+from memlint.estimate.engine.pool import ACTIVATIONS, rounded
 from memlint.estimate.engine.tape import Node, Shape, Tape, Tensor
 from memlint.estimate.ops.basic import cast, copy, expand_copy, mul, rsqrt, saving_output, scale, shift, slice_of
 from memlint.estimate.ops.chunk_scan import copied_back, cumsum, remade
@@ -52,10 +52,12 @@ def _arrival_backward(f: Tape, node: Node, grad: Tensor) -> tuple[Tensor]:
     return (out,)
 
 
-def _loop_backward(f: Tape, node: Node, grad: Tensor) -> tuple[Tensor, ...]:
+def _loop_backward(f: Tape, node: Node, grad: Tensor) -> tuple[Tensor | None, ...]:
     # From the last chunk to the first: the first step makes the five full-sized gradients, the following ones make one
     # more at a time and add it; the states of a chunk go with its step.
-    chunks, state, part = node.meta
+    chunks, state, part, plain = node.meta
+    if plain:
+        return _chunks_backward(f, node, grad)
     saved = list(node.saved)
     node.saved = ()
     shapes = [shape for shape, _ in node.shapes]
@@ -73,6 +75,98 @@ def _loop_backward(f: Tape, node: Node, grad: Tensor) -> tuple[Tensor, ...]:
     del arriving, held
     saved.clear()
     return tuple(made[index] for index in range(5))
+
+
+def _chunks_backward(f: Tape, node: Node, grad: Tensor) -> tuple[Tensor | None, ...]:
+    """The same node by node, where nothing is cast or copied for the products.
+
+    A chunk's product gives a gradient of its own size, of which select makes a full-sized one; it is added to that of
+    the later chunks in place. What a chunk has saved goes with the node that needs it.
+    """
+    chunks, state, part, _ = node.meta
+    (values, _), (decayed, _), (inner, _), (query, _), (key, _) = node.shapes
+    square, wide = (*part[:-1], inner[-1]), (*part[:-1], query[-1])
+    saved = list(node.saved)
+    node.saved = ()
+    saved.pop()
+    saved.pop()
+    rows, states = rounded(4 * prod(part)), rounded(4 * prod(state))
+    whole: dict[int, Tensor] = {}
+    current: Tensor | None = None
+    carried = update = None
+    pairs: Tensor | None = None
+    # From the third on a chunk does what the one before did, with less still saved.
+    for chunk in sorted({*range(max(0, chunks - 3), chunks), *range(min(2, chunks))}, reverse=True):
+        first, left = chunk == 0, (chunk + 1) * (rows + states)
+        pairs = None
+        pairs = f.new((left,), "uint8", ACTIVATIONS)
+        following = f.like(grad) if chunk < chunks - 1 else None
+        arriving: Tensor | None = f.new(part, "fp32")
+        if following is not None:
+            if not first:
+                zeros = f.new(part, "fp32")
+                del zeros
+            grad.storage = None
+            current = None if first else following
+            del following
+        # inner @ v_new
+        piece = f.new(square, "fp32")
+        new = f.new(part, "fp32")
+        pairs = None
+        left -= rows
+        pairs = f.new((left,), "uint8", ACTIVATIONS)
+        if first:
+            saved[0 if chunks == 1 else 1] = None
+        if update is not None:
+            total = f.new(part, "fp32")
+            new, update = total, None
+            del total
+        whole.setdefault(2, f.new(inner, "fp32"))
+        del piece
+        # query @ state
+        of_state = None if first else f.new(state, "fp32")
+        piece = f.new(wide, "fp32")
+        arriving = None
+        if chunk == 1:
+            saved[2] = None
+        if of_state is not None and carried is not None:
+            carried, of_state = f.new(state, "fp32"), None
+        elif of_state is not None:
+            carried, of_state = of_state, None
+        whole.setdefault(3, f.new(query, "fp32"))
+        del piece
+        # v_new = values - decayed @ state
+        negative: Tensor | None = f.new(part, "fp32")
+        of_state = None if first else f.new(state, "fp32")
+        piece = f.new(wide, "fp32")
+        negative = pairs = None
+        left -= states
+        pairs = f.new((left,), "uint8", ACTIVATIONS)
+        if chunk == 1:
+            saved[0] = None
+        if of_state is not None:
+            carried, of_state = f.new(state, "fp32"), None
+        whole.setdefault(1, f.new(decayed, "fp32"))
+        del piece
+        whole.setdefault(0, f.new(values, "fp32"))
+        del new
+        if first:
+            break
+        # state = state * decay + key @ v_new, of the chunk before
+        update = f.new(part, "fp32")
+        piece = f.new(wide, "fp32")
+        if chunk == 1:
+            saved[3] = None
+        whole.setdefault(4, f.new(key, "fp32"))
+        del piece
+        before = f.new(state, "fp32") if chunk > 1 else None
+        summed = f.new(state, "fp32")
+        del summed
+        carried = before
+        del before
+    del current, arriving, negative, pairs
+    saved.clear()
+    return tuple(whole.get(index) for index in range(5))
 
 
 def chunk_loop(
@@ -98,6 +192,7 @@ def chunk_loop(
     out = f.like(values)
     if not recorded:
         return out, f.new(part, "fp32")
+    plain = f.autocast is None and not strided
     final = pair = rounded(4 * prod(state)) + rounded(4 * prod(part))
     whole: tuple[Tensor, ...] = (decayed, inner, query, key)
     if f.autocast is not None:
@@ -123,7 +218,7 @@ def chunk_loop(
     saved = f.save(*whole, decay, *kept)
     transient = [f.new(part, "fp32"), f.new(state, "fp32")]
     del transient
-    out = f.record(out, _loop_backward, (values, decayed, inner, query, key), saved, (chunks, state, part))
+    out = f.record(out, _loop_backward, (values, decayed, inner, query, key), saved, (chunks, state, part, plain))
     out = f.record(Tensor(out.shape, out.dtype, out.storage), _arrival_backward, (out,), (), part)
     return out, f.new(part, "fp32")
 
