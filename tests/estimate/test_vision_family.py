@@ -283,3 +283,7 @@ def test_a_hidden_state_that_the_tower_does_not_have_is_refused_at_once(layer: i
     config = {**wanted.architecture.config, "vision_feature_layer": layer}
     with pytest.raises(Unsupported, match="vision_feature_layer"):
         run_step(replace(wanted, architecture=replace(wanted.architecture, config=config)))
+
+
+def test_the_masks_of_mllama_are_in_the_models_dtype_and_the_towers_in_autocasts() -> None:
+    assert peak(run_step(job("mllama", SETUPS["autocast"]), (8, 0))) == pytest.approx(486425600, rel=0.0005)

@@ -136,8 +136,8 @@ class Tower:
         return min(self.most, ceil(isqrt(pixels) / self.image) ** 2) if pixels else self.most
 
     def _mask(self, f: Tape, images: int, length: int) -> Tensor:
-        # _prepare_aspect_ratio_attention_mask: a row times a column, times the least number.
-        product = f.new((images, length, length), self.weight.dtype)
+        # _prepare_aspect_ratio_attention_mask: a row times a column, a product of autocast's, times the least number.
+        product = f.new((images, length, length), f.autocast or self.weight.dtype)
         mask = f.like(product)
         del product
         return mask.view(images, 1, length, length)

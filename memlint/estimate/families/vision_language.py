@@ -172,17 +172,18 @@ class Body:
         states, self.held = self.tower(f, batch.pixels, count, self.training.image_pixels)
         state = self.env.state
         length = states.shape[0] * states.shape[1] // batch.rows
-        # _prepare_cross_attention_mask
+        # _prepare_cross_attention_mask, in the dtype of the model, autocast or not
+        dtype = self.training.precision.weights
         shape = (batch.rows, 1, batch.length, length)
         repeated = f.new(shape, "int64")
         single = f.new(shape, "fp32")
-        inverted = cast(f, single, states.dtype)
+        inverted = cast(f, single, dtype)
         del single
         flags = f.new(shape, "bool")
         mask = f.like(inverted)
         del flags, repeated, inverted
         state["states"] = states
-        state["cross"] = (mask, f.new((batch.rows, batch.length, 1), states.dtype))
+        state["cross"] = (mask, f.new((batch.rows, batch.length, 1), dtype))
 
 
 def _body_of(text: Architecture) -> Any:
