@@ -88,6 +88,25 @@ def _weight_bytes(job: TrainingJob) -> float:
     return DTYPE_BYTES.get(job.training.precision.weights, 4)
 
 
+def _base_bytes(job: TrainingJob, count: int) -> float:
+    """Return bytes of the base parameters.
+
+    A quantiser takes linear modules alone: fused experts and embeddings stay as they are, which no formula knows and
+    the model's classes say, where they can be made.
+    """
+    if job.training.quantization is None:
+        return count * _weight_bytes(job)
+    from memlint.estimate.counts import parameter_records
+    from memlint.estimate.errors import Unsupported
+    from memlint.models.fill import UNREADABLE
+
+    try:
+        records = parameter_records(job)
+    except (Unsupported, *UNREADABLE):
+        return count * _weight_bytes(job)
+    return sum([r.count * sum(r.blocks) for r in records if r.base])
+
+
 def _rows(job: TrainingJob) -> int:
     """Return the texts of one forward's activations: those of all columns where texts are embedded."""
     training = job.training
@@ -186,7 +205,7 @@ def _static(job: TrainingJob, ranks: int, count: int, trained: _Trained) -> dict
     gradient = adapter if trained.extra else DTYPE_BYTES.get(precision.gradients or trainable, 4)
     states = OPTIMIZER_MULTIPLIERS[_optimizer(job.training.optimizer)] * state
     whole = {
-        "parameters": count * _weight_bytes(job) + trained.extra * adapter,
+        "parameters": _base_bytes(job, count) + trained.extra * adapter,
         "gradients": trained.elements * gradient * (0 if job.training.optimizer_in_backward else 1),
         "optimizer_states": trained.elements * (states + master),
     }

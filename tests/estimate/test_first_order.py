@@ -187,6 +187,19 @@ def test_an_adapter_trains_little_and_a_quantised_base_is_small() -> None:
     assert qlora.static["parameters"] < lora.static["parameters"] / 4 < full.static["parameters"]
 
 
+def test_experts_that_no_quantiser_takes_stay_whole() -> None:
+    # transformers 5 holds a block's experts in one tensor, which is no linear module.
+    config = {"model_type": "qwen3_moe", "hidden_size": 256, "num_hidden_layers": 4, "num_experts": 64}
+    config |= {"moe_intermediate_size": 128, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 1024}
+    architecture = read_config(config)
+    assert isinstance(architecture, Architecture)
+    start = TrainingJob(model="m", architecture=architecture)
+    start = replace_fields(start, {"training.precision.weights": "bf16", "training.method": "qlora"})
+    quantised = estimate_first_order(replace_fields(start, {"training.quantization.type": "nf4"}))
+    experts = 4 * 64 * 3 * 256 * 128
+    assert quantised.static["parameters"] > 2 * experts
+
+
 def test_checkpointing_keeps_one_layer_and_more_tokens_never_need_less() -> None:
     plain = estimate_first_order(job())
     light = estimate_first_order(job(**{"training.checkpointing.mode": "full"}))
