@@ -7,30 +7,9 @@ import os
 from collections.abc import Callable, Hashable, Iterable
 from typing import Any
 
+from memlint.measure.trace.lines import read_lines as read_lines
+
 Point = dict[str, Any]
-
-
-def read_lines(path: str, needed: Iterable[str] = ()) -> list[Point]:
-    """The objects of a file, blank lines left out.
-
-    Raises OSError, and ValueError with file and line for a line that is no object or lacks a field of ``needed``.
-    """
-    found: list[Point] = []
-    with open(path, "rb") as handle:
-        for number, line in enumerate(handle, 1):
-            if not line.strip():
-                continue
-            try:
-                point = json.loads(line)
-            except (ValueError, RecursionError):
-                point = None
-            if not isinstance(point, dict):
-                raise ValueError(f"{path}:{number}: the line is no JSON object")
-            lacking = [name for name in needed if name not in point]
-            if lacking:
-                raise ValueError(f"{path}:{number}: the point has no {', '.join(f'`{name}`' for name in lacking)}")
-            found.append(point)
-    return found
 
 
 def known_lines(path: str | None, needed: Iterable[str] = ()) -> list[Point]:

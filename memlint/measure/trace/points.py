@@ -6,13 +6,13 @@ python -m memlint.measure.trace.points --points ../shared/oracle/points.jsonl [-
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import time
 from typing import Any
 
 import torch
 
+from memlint.measure.trace.lines import read_lines
 from memlint.measure.trace.report import saved_table, write_events
 from memlint.measure.trace.result import TraceResult
 from memlint.measure.trace.run import trace_model
@@ -28,22 +28,7 @@ STATED = ("n_params", "peak_bytes", "peak_phase", "peak_op", "phase_peaks", "bre
 
 def read_points(path: str) -> list[dict[str, Any]]:
     """The points of a file. Raises OSError, and ValueError with file and line for a line that is none."""
-    found: list[dict[str, Any]] = []
-    with open(path, "rb") as stream:
-        for number, line in enumerate(stream, 1):
-            if not line.strip():
-                continue
-            try:
-                point = json.loads(line)
-            except (ValueError, RecursionError):
-                point = None
-            if not isinstance(point, dict):
-                raise ValueError(f"{path}:{number}: the line is no JSON object")
-            lacking = [name for name in (*SETTINGS, *STATED) if name not in point]
-            if lacking:
-                raise ValueError(f"{path}:{number}: the point has no {', '.join(f'`{name}`' for name in lacking)}")
-            found.append(point)
-    return found
+    return read_lines(path, (*SETTINGS, *STATED))
 
 
 def trace_point(point: dict[str, Any], every_layer: bool = True) -> TraceResult:
