@@ -231,6 +231,8 @@ def _steps(
     assert architecture is not None
     layers = architecture.num_hidden_layers
     alike = training.checkpointing.mode == "full" and (training.checkpointing.reentrant or not keeps_input(job))
+    # A cut stack may lack the layer whose keys and values the later ones reuse (Gemma 3n and 4).
+    alike = alike and not architecture.get("num_kv_shared_layers", 0)
     depth = _depth(architecture) if alike else layers
     whole = run_step(job, capability)
     static: list[int] = []

@@ -81,3 +81,11 @@ def test_the_interval_of_stored_weights_and_of_frameworks_holds_its_middle(
         "training.quantization": stored,
     }
     ordered(tiny_job(fields, model_type=kind, num_hidden_layers=3, pad_token_id=0), "A100-80GB")
+
+
+def test_lengths_that_vary_replay_every_layer_of_a_model_that_shares_keys() -> None:
+    kind = next(config for family, config in configs() if config["model_type"] == "gemma3n_text")
+    start = starting("gemma", kind)
+    assert start is not None
+    lengths = {"training.length_mean": 100, "training.length_deviation": 40}
+    ordered(replace_fields(start, {**lengths, **SETUPS["full bf16 eager reentrant"]}), None)
