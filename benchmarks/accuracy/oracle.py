@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +10,7 @@ from memlint.estimate.errors import Unsupported
 from memlint.estimate.optimizer import RULES
 from memlint.estimate.simulate import Step, run_step
 from memlint.job import Checkpointing, Precision, Training, TrainingJob
+from memlint.measure.trace.lines import numbered
 from memlint.measure.trace.settings import CAPABILITY
 from memlint.models.architecture import Architecture
 from memlint.models.config import read_config
@@ -73,20 +73,10 @@ class Comparison:
 
 def read_points(path: str) -> list[dict[str, Any] | Skipped]:
     """Read a file of reference points; a line that holds none says so in its place."""
-    found: list[dict[str, Any] | Skipped] = []
-    with open(path, "rb") as handle:
-        for number, line in enumerate(handle, 1):
-            if not line.strip():
-                continue
-            try:
-                point = json.loads(line)
-            except (ValueError, RecursionError):
-                point = None
-            if isinstance(point, dict):
-                found.append({"id": f"line {number}", **point})
-            else:
-                found.append(Skipped(f"line {number}", "the line is no JSON object"))
-    return found
+    return [
+        Skipped(f"line {number}", "the line is no JSON object") if point is None else {"id": f"line {number}", **point}
+        for number, point in numbered(path)
+    ]
 
 
 def job_of(point: dict[str, Any]) -> TrainingJob:
