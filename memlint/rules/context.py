@@ -24,6 +24,9 @@ WASTE_SHARE = 4
 NOTICEABLE_SHARE = 100
 """For a job that does not fit, a change that saves less than 1 % of the usable memory is no remedy."""
 
+LACKING_SHARE = 10
+"""Nor is one, outside the plan, that saves less than a tenth of what the job lacks: a few like it do not make it fit."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileContext:
@@ -124,6 +127,13 @@ class Context:
             return True
         return self.verdict in ("tight", "oom") and saved * NOTICEABLE_SHARE > self.usable
 
+    def _helps(self, meta: RuleMeta, saved: int) -> bool:
+        """Whether a saving that :meth:`matters` is one without being a step of the plan."""
+        if self.estimate is None or self.usable is None or meta.code in self.named:
+            return True
+        lacking = self.estimate.high_bytes - self.usable * (1 - self.margin)
+        return saved * LACKING_SHARE >= lacking or saved * WASTE_SHARE > self.usable
+
     def place(self, *names: str) -> tuple[KeyPath | None, str | None]:
         """Return key path and file of the first of ``names`` (native fields) that a file states."""
         for name in names:
@@ -218,6 +228,8 @@ class Context:
         from memlint.rules.remedies import part_of_plan
 
         part = part_of_plan(self, kept[0])
+        if part is None and not any(self._helps(meta, one.saves_bytes or 0) for one in helps):
+            return None
         return self.finding(
             meta,
             message(first.saves_bytes or 0),
