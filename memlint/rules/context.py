@@ -25,7 +25,7 @@ NOTICEABLE_SHARE = 100
 """For a job that does not fit, a change that saves less than 1 % of the usable memory is no remedy."""
 
 LACKING_SHARE = 10
-"""Nor is one, outside the plan, that saves less than a tenth of what the job lacks: a few like it do not make it fit."""
+"""Nor is one outside the plan that saves less than a tenth of what the job lacks: some like it are not enough."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
