@@ -89,9 +89,6 @@ class JobCheck:
         """Predict job ``index``, fill in ``report``, and return what the rules say."""
         check = self._check
         job, unresolved = self.resolve(index, self.completed(self.reading.jobs[index]))
-        assumed = version_assumptions(job.versions, self._versions)
-        if assumed:
-            job = replace(job, assumptions=(*job.assumptions, *assumed))
         target = self.target_for(index, job)
         try:
             estimate, approximate = predict(job, target)
@@ -221,7 +218,7 @@ class JobCheck:
         return _Lazy(make)
 
     def resolve(self, index: int, job: TrainingJob) -> tuple[TrainingJob, str | None]:
-        """Return the job with its architecture, or with None and the reason."""
+        """Return the job with its architecture, or with None and the reason; releases that it assumes are said."""
         from memlint.engine.bounds import beyond_bounds
         from memlint.engine.models import resolve
 
@@ -238,6 +235,9 @@ class JobCheck:
             use_cache=self._check.options.use_cache,
         )
         self._of_job[index] = problems
+        assumed = version_assumptions(resolved.versions, self._versions)
+        if assumed:
+            resolved = replace(resolved, assumptions=(*resolved.assumptions, *assumed))
         return resolved, unresolved
 
     def _target_of(self, pragmas: tuple[Pragma, ...]) -> Target | None:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from memlint.estimate.result import Estimate
 from memlint.job import TrainingJob
+from memlint.records import replace
 
 if TYPE_CHECKING:
     from memlint.hardware.target import Target
@@ -54,7 +55,7 @@ def predict(job: TrainingJob, target: Target | None, method: str = "simulated") 
 
         try:
             estimate = allowed_for(widened(simulate(job, target), architecture), job)
-            return estimate, architecture.approximate or _ends_at_once(job)
+            return _against(estimate, target), architecture.approximate or _ends_at_once(job)
         except Unsupported as reason:
             why = f"{reason}"
         except UNREADABLE as error:
@@ -66,7 +67,15 @@ def predict(job: TrainingJob, target: Target | None, method: str = "simulated") 
         estimate = estimate_first_order(job, target)
     except UNREADABLE as error:
         return None, why or _unusable(architecture, error)
+    estimate = _against(estimate, target)
     return estimate, f"{why}; the prediction comes from textbook formulas, with a wide interval" if why else None
+
+
+def _against(estimate: Estimate, target: Target | None) -> Estimate:
+    """Return the estimate with what was taken for granted of the target."""
+    if target is None or target.assumption is None:
+        return estimate
+    return replace(estimate, assumptions=(*estimate.assumptions, target.assumption))
 
 
 def _ends_at_once(job: TrainingJob) -> str | None:

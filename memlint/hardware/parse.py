@@ -21,7 +21,7 @@ from memlint.hardware.catalog import (
 )
 from memlint.hardware.names import key
 from memlint.hardware.target import Target
-from memlint.units import GIB, MIB
+from memlint.units import GIB, MIB, gib
 
 MAX_LENGTH = 100
 """Longest text that is looked at: the longest real name has some 50 characters."""
@@ -134,6 +134,12 @@ def _prefix(counts: _Counts) -> str:
 
 def _bare(text: str, size: int, counts: _Counts) -> Target:
     name = text.replace(" ", "")
+    assumption = None
+    if size % 10**9 == 0:
+        assumption = (
+            f"`{name}` is read as {size // 10**9} x 10^9 bytes, {gib(size)} GiB; a card sold with that number has more:"
+            f" name the GPU, or write `{size // 10**9}GiB`"
+        )
     return Target(
         name=name,
         spec=_prefix(counts) + name,
@@ -145,6 +151,7 @@ def _bare(text: str, size: int, counts: _Counts) -> Target:
         bf16=None,
         fp8=None,
         source="declared size, taken as what CUDA reports",
+        assumption=assumption,
     )
 
 

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from memlint.__main__ import main
 from memlint.errors import UserError
 from memlint.hardware.catalog import gpu_named, gpus, instances, partitions
 from memlint.hardware.parse import parse_target
@@ -100,6 +101,27 @@ def test_a_bare_size_is_what_it_says(text: str, size: int) -> None:
     target = parse_target(text)
     assert target.usable_bytes == target.usable_high_bytes == size
     assert (target.compute_capability, target.bf16, target.fp8) == (None, None, None)
+
+
+def test_a_decimal_size_says_that_the_card_of_that_name_has_more() -> None:
+    target = parse_target("24GB")
+    assert target.assumption is not None
+    assert "22.4 GiB" in target.assumption
+    assert "`24GiB`" in target.assumption
+    assert parse_target("24GiB").assumption is None
+
+
+@pytest.mark.parametrize("target", ["A100", "24GB"])
+def test_what_a_target_was_taken_as_is_said_with_the_prediction(
+    target: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = tmp_path / "job.yaml"
+    job.write_text("memlint: 1\nmodel: Qwen/Qwen3-8B\n")
+    sentence = parse_target(target).assumption
+    assert sentence is not None
+    for command in (["estimate", str(job), "--target", target], ["check", str(job), "--target", target]):
+        assert main([*command, "--offline", "--isolated"]) == 1
+        assert sentence in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
