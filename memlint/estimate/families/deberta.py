@@ -15,7 +15,7 @@ from memlint.estimate.families.encoder_heads import MaskedHead, PooledHead, Toke
 from memlint.estimate.families.pieces import LayerNorm
 from memlint.estimate.ops.activations import activate
 from memlint.estimate.ops.attention import softmax
-from memlint.estimate.ops.basic import add, copy, dropout, mul, scale, shift
+from memlint.estimate.ops.basic import add, cast, copy, dropout, mul, scale, shift
 from memlint.estimate.ops.gather import masked_fill
 from memlint.estimate.ops.linear import matmul
 from memlint.estimate.ops.views import add_in_place, gather
@@ -149,7 +149,7 @@ class Convolution:
         out = masked_fill(f, out, f.new((rows, length, 1), "bool"))
         out = activate(f, dropout(f, out, self.dropout), self.act)
         out = self.norm(f, add(f, residual, out))
-        return mul(f, out, mask)
+        return mul(f, out, cast(f, mask, out.dtype))
 
 
 class Layer:
@@ -217,7 +217,7 @@ class Model:
                 self.table_norm = LayerNorm(b, "deberta.encoder.LayerNorm", h)
         self.head = head(a, b, self.words, objective)
 
-    def embed(self, f: Tape, ids: Tensor, mask: Tensor) -> Tensor:
+    def embed(self, f: Tape, ids: Tensor, mask: Tensor, types: Tensor) -> Tensor:
         """DebertaV2Embeddings, multiplied by the mask even where nothing is padded."""
         rows, length = ids.shape
         embeds = self.words(f, ids)
@@ -228,11 +228,11 @@ class Model:
             position_embeds = f.like(embeds)
             x = embeds
         if self.types is not None:
-            x = add(f, x, self.types(f, f.new((rows, length), "int64")))
+            x = add(f, x, self.types(f, types))
         if self.project is not None:
             x = self.project(f, x)
         x = self.embed_norm(f, x)
-        x = mul(f, x, f.new((rows, length, 1), x.dtype))
+        x = mul(f, x, cast(f, mask.view(rows, length, 1), x.dtype))
         return dropout(f, x, self.dropout)
 
     def __call__(self, f: Tape, batch: Batch) -> Tensor:
@@ -240,9 +240,10 @@ class Model:
         env, state = self.env, self.env.state
         rows, length = batch.rows, batch.length
         mask = batch.mask or f.new((rows, length), "fp32")
-        embedded = self.embed(f, batch.ids, mask)
+        types = f.new((rows, length), "int64")
+        embedded = self.embed(f, batch.ids, mask, types)
         state["mask"] = f.new((rows, 1, length, length), mask.dtype)
-        state["token mask"] = f.new((rows, length, 1), embedded.dtype)
+        state["token mask"] = mask.view(rows, length, 1)
         state["relative"] = f.new((1, length, length), "int64")
         state["relative embeddings"] = self.table
         if self.table is not None and self.table_norm is not None:

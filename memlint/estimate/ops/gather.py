@@ -58,12 +58,18 @@ def sum_last(f: Tape, x: Tensor) -> Tensor:
     return f.record(out, _expand_backward, (x,), (), x.shape) if recorded else out
 
 
-def _divide_backward(f: Tape, node: Node, grad: Tensor) -> tuple[Tensor, Tensor]:
-    # div_tensor_self_backward: grad / other; div_tensor_other_backward: -grad * ((self / other) / other).
-    twice, negative = f.like(grad), f.like(grad)
-    other = f.like(grad)
-    del twice, negative
-    return f.like(grad), other
+def _divide_backward(f: Tape, node: Node, grad: Tensor) -> tuple[Tensor | None, Tensor | None]:
+    # div_tensor_other_backward, which DivBackward0 runs first: -grad * ((self / other) / other), one C++ expression,
+    # whose three temporaries live until its end; then div_tensor_self_backward: grad / other.
+    first, second = node.edges
+    other = None
+    if second is not None:
+        negative = f.like(grad)
+        once = f.like(grad)
+        twice = f.like(grad)
+        other = f.like(grad)
+        del negative, once, twice
+    return f.like(grad) if first is not None else None, other
 
 
 def divide_in_place(f: Tape, x: Tensor, divisor: Tensor) -> Tensor:

@@ -30,9 +30,7 @@ def cross_entropy(f: Tape, logits: Tensor, labels: Tensor) -> Tensor:
         f.record(log_probs, _log_softmax_backward, (logits,), f.save(log_probs))
     if f.autocast is not None:
         log_probs = cast(f, log_probs, "fp32")
-    saved = f.save(log_probs, labels) if recorded else ()
-    loss = f.new((), log_probs.dtype, TEMPORARIES)
-    return f.record(loss, _nll_backward, (log_probs,), saved) if recorded else loss
+    return nll(f, log_probs, labels)
 
 
 def log_softmax(f: Tape, logits: Tensor) -> Tensor:
@@ -45,18 +43,24 @@ def log_softmax(f: Tape, logits: Tensor) -> Tensor:
 
 
 def nll(f: Tape, log_probs: Tensor, labels: Tensor) -> Tensor:
-    """``F.nll_loss``, a scalar: saves the log-probabilities."""
+    """``F.nll_loss``, a scalar: saves the log-probabilities, the labels and the sum of the weights, a scalar too."""
     recorded = f.needs(log_probs)
     saved = f.save(log_probs, labels) if recorded else ()
-    loss = f.new((), log_probs.dtype, TEMPORARIES)
-    return f.record(loss, _nll_backward, (log_probs,), saved) if recorded else loss
+    loss, weights = f.new((), log_probs.dtype, TEMPORARIES), f.new((), log_probs.dtype, TEMPORARIES)
+    return f.record(loss, _nll_backward, (log_probs,), (*saved, *f.save(weights))) if recorded else loss
 
 
 def causal_lm_loss(f: Tape, logits: Tensor, labels: Tensor) -> Tensor:
-    """transformers' ForCausalLMLoss (loss/loss_utils.py, 5.24): logits to fp32, labels shifted, cross entropy."""
+    """transformers' ForCausalLMLoss (loss/loss_utils.py, 5.24): logits to fp32, labels shifted, cross entropy.
+
+    The labels are padded at their end; all but the first of one row are contiguous as they are, those of several are
+    copied, and the padded ones live as long as the call.
+    """
     f.component = LOGITS
     logits = cast(f, logits, "fp32")
-    shifted = f.new(labels.shape, "int64", TEMPORARIES)
+    rows, length = labels.shape
+    padded = f.new((rows, length + 1), "int64", TEMPORARIES)
+    shifted = padded if rows == 1 else f.new(labels.shape, "int64", TEMPORARIES)
     return cross_entropy(f, logits, shifted)
 
 
@@ -73,5 +77,5 @@ def shifting_lm_loss(f: Tape, logits: Tensor, labels: Tensor, *, upcast: bool) -
     shifted = slice_of(f, logits, (rows, length - 1, width))
     if rows > 1:
         shifted = copy(f, shifted)
-    targets = f.new(labels.shape, "int64", TEMPORARIES)
+    targets = labels if rows == 1 else f.new((rows, length - 1), "int64", TEMPORARIES)
     return cross_entropy(f, shifted, targets)
