@@ -185,4 +185,3 @@ class Training:
     """Pixels of one image after the processor's resize; None: the processor's default."""
     eval_micro_batch_size: int | None = None
     """Rows of one evaluation forward; None: no evaluation."""
-    lr_scheduler_free: bool = False

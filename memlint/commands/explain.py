@@ -38,7 +38,9 @@ def run(args: Namespace) -> int:
     if args.file is None and args.target is not None:
         raise UserError("--target needs --file: a rule's reasons are the same for every GPU")
     entry = BY_CODE[code]
-    sys.stdout.write(f"{entry.code} {entry.name} ({entry.severity.label})\n\n{(entry.load().__doc__ or '').strip()}\n")
+    rule = entry.load()
+    heading = f"{entry.code} {entry.name} ({entry.severity.label}, since {rule.META.since})"
+    sys.stdout.write(f"{heading}\n\n{(rule.__doc__ or '').strip()}\n")
     if args.file is not None:
         from memlint.commands.arithmetic import explain_file
 

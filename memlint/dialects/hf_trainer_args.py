@@ -144,8 +144,6 @@ class Arguments:
         read_low_rank(native, section.raw, self.put)
         if word in LAYERWISE_OPTIMIZERS:
             self.put("training.optimizer_in_backward", True, key)
-        if word.startswith("schedule_free"):
-            self.put("training.lr_scheduler_free", True, key)
 
     def _checkpointing(self) -> None:
         section = self.section

@@ -178,7 +178,6 @@ TRAINING: dict[str, Field] = {
     "images": _count("images in a sequence", 100_000, minimum=0),
     "image_pixels": _count("pixels of one image after resizing; null: the processor's default", 10**9, nullable=True),
     "eval_micro_batch_size": _count("rows of an evaluation forward; null: no evaluation", nullable=True),
-    "lr_scheduler_free": _flag("schedule-free optimizer"),
 }
 PARALLELISM: dict[str, Field] = {
     "strategy": Field("choice", "how the run is divided; fsdp is fsdp2", STRATEGIES),

@@ -82,7 +82,6 @@ class Estimate:
     paged_bytes: int = 0
     """Part of the optimizer states that lies in unified memory: on the GPU while it has room."""
     assumptions: tuple[str, ...] = ()
-    first_step: Mapping[str, int] = field(default_factory=dict)
     evaluation: Evaluation | None = None
     """Of the run's evaluation, where somebody asked for it (engine/whole_run.py) and it may need more than the step."""
 

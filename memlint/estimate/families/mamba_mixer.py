@@ -54,7 +54,6 @@ class Mixer:
         conv_bias: bool,
         bias: bool,
         norms: str = "none",
-        eps_buffers: bool = False,
     ) -> None:
         h = a.hidden_size
         self.inner, self.state, self.rank = inner, state, rank

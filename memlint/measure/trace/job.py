@@ -144,5 +144,4 @@ def to_estimate(job: TrainingJob, target: Target | None, result: TraceResult) ->
         ),
         overheads=interval.overheads,
         assumptions=tuple(job.assumptions),
-        first_step={"peak_bytes": result.first_step_peak_bytes},
     )
