@@ -29,7 +29,6 @@ from memlint.units import DTYPE_BYTES
 LORA_METHODS = ("lora", "qlora", "dora")
 """Methods that put a low-rank branch beside linear layers."""
 
-
 KBIT_TYPES = ("nf4", "fp4", "int8")
 """Quantised bases that k-bit preparation upcasts around (not GPTQ, AQLM, HQQ: prepare_model_for_kbit_training)."""
 
@@ -50,6 +49,9 @@ class Linear:
 
 class Build:
     """Makes a model's parameters under a job and keeps a record of each."""
+
+    asks = False
+    """Some layer may use an optional package (estimate/kernels.py)."""
 
     def __init__(self, job: TrainingJob, world: int = 1) -> None:
         self.job = job

@@ -16,7 +16,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from memlint.estimate.build import Build
-from memlint.estimate.engine.pool import COMMUNICATION, DECOMPOSED
+from memlint.estimate.engine.pool import COMMUNICATION, DECOMPOSED, Pool
 from memlint.estimate.engine.tape import Tape
 from memlint.estimate.env import Env
 from memlint.estimate.errors import Unsupported
@@ -152,55 +152,67 @@ def _key(job: TrainingJob, target: Target | None) -> Any:
     return seen, job.parallelism, target.gpus if target is not None else 1
 
 
-def _forward(
-    job: TrainingJob, target: Target | None, rows: int, kernels: frozenset[str] | None = None
-) -> _Forward | None:
-    world = world_size(job, target)
-    changes = {
-        "training.micro_batch_size": rows,
-        "training.loss": loss_of(job),
-        "training.checkpointing": Checkpointing(),
-    }
-    changed, _ = one_gpu(with_prompt(replace_fields(job, changes)))
-    tape = Tape()
-    tape.grad_enabled = False
-    pool = tape.pool
-    build = Build(changed, world)
-    capability = target.compute_capability if target is not None else None
-    env = Env.of(changed, capability)
-    env.evaluating = True
-    if kernels is not None:
-        env.kernels = kernels
+class _Evaluated:
+    """The model of an evaluation over ``rows``, in eval mode.
+
+    Raises:
+        Unsupported: there is none of this architecture.
+    """
+
+    def __init__(self, job: TrainingJob, target: Target | None, rows: int) -> None:
+        changes = {
+            "training.micro_batch_size": rows,
+            "training.loss": loss_of(job),
+            "training.checkpointing": Checkpointing(),
+        }
+        self.given = job, target, rows
+        self.job, _ = one_gpu(with_prompt(replace_fields(job, changes)))
+        self.build = Build(self.job, world_size(job, target))
+        self.env = Env.of(self.job, target.compute_capability if target is not None else None)
+        self.env.evaluating = True
+        self.model = registry.build_model(self.job, self.build, self.env)
+        self.fixed = self.build.sharding.static_communication(slots_of(self.build.records))
+        self.generates = self.job.training.objective == "grpo" and not self.job.training.vllm_memory_share
+
+    def again(self) -> _Evaluated:
+        """What another forward begins with: the same model, where the first one leaves nothing behind."""
+        return _Evaluated(*self.given) if self.generates or self.build.sharding.kind != "none" else self
+
+    def forward(self, kernels: frozenset[str]) -> Pool:
+        """Run the forward and the loss with these optional packages."""
+        tape = Tape()
+        tape.grad_enabled = False
+        pool, sharding, model = tape.pool, self.build.sharding, self.model
+        self.env.begin(kernels)
+        pool.add(self.fixed, COMMUNICATION)
+        batch = model.batch(tape)
+        pool.begin()
+        tape.autocast = self.job.training.precision.autocast if sharding.fully is None else None
+        sharding.begin(tape, self.build.root)
+        if self.generates:
+            _generate(tape, self.job, model, self.given[2])
+            sharding.begin(tape, self.build.root)
+        output = model.forward(tape, batch)
+        loss = model.loss(tape, output, batch)
+        del output, loss
+        self.build.held.clear()
+        return pool
+
+
+def _forward(job: TrainingJob, target: Target | None, rows: int) -> _Forward | None:
     try:
-        model = registry.build_model(changed, build, env)
+        evaluated = _Evaluated(job, target, rows)
+        env = evaluated.env
+        pool = evaluated.forward(env.kernels)
+        peak = low = pool.peak
+        components = dict(zip(COMPONENTS, pool.peak_components))
+        components["temporaries"] += pool.peak_components[DECOMPOSED]
+        missing = env.asked - env.kernels - ruled_out(job)
+        if missing:
+            low = min(peak, evaluated.again().forward(least(job, missing)).peak)
     except Unsupported:
         return None
-    sharding = build.sharding
-    trained = slots_of(build.records)
-    fixed = sharding.static_communication(trained)
-    pool.add(fixed, COMMUNICATION)
-    batch = model.batch(tape)
-    pool.begin()
-    tape.autocast = changed.training.precision.autocast if sharding.fully is None else None
-    sharding.begin(tape, build.root)
-    if changed.training.objective == "grpo" and not changed.training.vllm_memory_share:
-        try:
-            _generate(tape, changed, model, rows)
-        except Unsupported:
-            return None
-        sharding.begin(tape, build.root)
-    output = model.forward(tape, batch)
-    loss = model.loss(tape, output, batch)
-    del output, loss
-    peak = pool.peak
-    components = dict(zip(COMPONENTS, pool.peak_components))
-    components["temporaries"] += pool.peak_components[DECOMPOSED]
-    low = peak
-    missing = env.asked - env.kernels - ruled_out(job)
-    if missing and kernels is None:
-        lighter = _forward(job, target, rows, least(job, missing))
-        low = peak if lighter is None else min(peak, lighter.bytes)
-    return _Forward(peak, low, fixed, tuple(components.items()))
+    return _Forward(peak, low, evaluated.fixed, tuple(components.items()))
 
 
 def _generate(tape: Tape, job: TrainingJob, model: Any, rows: int) -> None:

@@ -49,7 +49,7 @@ class Stack:
         self.keeps = False
         """The model keeps every layer's output (output_hidden_states) until :meth:`forget`."""
         self.outputs = Outputs()
-        self.known = Known()
+        self.known = Known(build)
         every = build.training.checkpointing.every
         total = len(kinds)
         build.layers += total
@@ -172,7 +172,7 @@ class Stack:
             opens = opens and not (self.mixed and held is not None)
             new = opens and self.known.call is not None and part.anew is not None and like not in done
             if new and env.step > 1:
-                block = self.known.recall(f, like, (env.state, others))
+                block = self.known.recall(f, env, like, (env.state, others))
                 if block is not None:
                     block.held = self._shared(env, part) if block.recorded else []
                     done[like] = block
@@ -192,7 +192,7 @@ class Stack:
                     self.outputs.repeat(part)
                 before = part
                 continue
-            opened, beside_it, cached = None, None, len(f.cast_cache)
+            opened, beside_it, before_it = None, None, self.known.before(f, env)
             if new and env.step == 1:
                 beside_it = self.known.beside(f, env, x, loose=apart)
             if opens:
@@ -216,7 +216,7 @@ class Stack:
                     done[like] = block
                     quiet = beside_it is not None and beside_it == self.known.beside(f, env, x, loose=apart)
                     if quiet and held is None:
-                        self.known.learn(f, like, block, (env.state, others), cached)
+                        self.known.learn(f, env, like, block, (env.state, others), before_it)
             if first in self.taps and self.after is not None:
                 x = self.after(f, env, first, x)
             if self.keeps:

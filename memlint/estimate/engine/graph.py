@@ -115,7 +115,6 @@ class Block:
         "host_bytes",
         "input_label",
         "later",
-        "lets_go",
         "made",
         "moved",
         "nodes",
@@ -160,8 +159,6 @@ class Block:
         self.passing: Passing | None = None
         self.recorded = root is not None
         """The run forward left nodes on the tape."""
-        self.lets_go = False
-        """The run backward is that of the last equal block: it lets go what was given."""
 
     def anew(self, *, decomposed: bool) -> Block | None:
         """The same for another step: a block of which none has been counted; None where others are not like it.
@@ -169,7 +166,7 @@ class Block:
         ``decomposed``: with the temporaries that only a trace on fake tensors has.
         """
         back = self.backward
-        if self.recorded and (back is None or back.own or self.lets_go):
+        if self.recorded and (back is None or back.own):
             return None
         forward = self.forward if decomposed else self.forward.without_decomposed()
         root = Node(None, (), (), (), None, 0) if self.recorded else None

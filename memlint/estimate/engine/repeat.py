@@ -201,16 +201,11 @@ def _once(tape: Tape, visit: Visit) -> Tensor | None:
             # The change takes it away.
             own = None
             pool.silently(size, component)
-    if block.visits:
-        pass
-    elif block.backward is None:
-        block.lets_go = bool(block.given)
-        block.given.clear()
-    else:
-        _let_go(pool, block.given, shifts)
     if block.backward is None:
         grad = _run_back(tape, block, visit, shifts)
     else:
+        if not block.visits:
+            _let_go(pool, block.given, shifts)
         grad = visit.grad
         visit.grad = None
         passing = block.passing
@@ -255,6 +250,8 @@ def _run_back(tape: Tape, block: Block, visit: Visit, shifts: Shifts) -> Tensor 
         if node.grad is not None and node.grad.storage is not None:
             pool.hand_over(node.grad.storage)
     block.backward = pool.leave(outside)
+    if not block.visits:
+        _let_go(pool, block.given, shifts)
     pool.rise(outside[0], sum(outside[0]), block.backward, {**block.backward.own, **shifts})
     for ((component, size),) in shifts.values():
         pool.silently(size, component)

@@ -42,6 +42,7 @@ class DeltaNet:
     """Qwen3NextGatedDeltaNet."""
 
     def __init__(self, a: Architecture, b: Build, name: str) -> None:
+        b.asks = True
         h = a.hidden_size
         self.v_heads, self.k_heads = int(a.get("linear_num_value_heads")), int(a.get("linear_num_key_heads"))
         self.k_dim, self.v_dim = int(a.get("linear_key_head_dim")), int(a.get("linear_value_head_dim"))

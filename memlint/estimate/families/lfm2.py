@@ -50,6 +50,7 @@ class ShortConvolution:
     """Lfm2ShortConv: ``out(C * conv(B * x))`` of one projection's three parts."""
 
     def __init__(self, a: Architecture, b: Build, name: str) -> None:
+        b.asks = True
         h, bias = a.hidden_size, bool(a.get("conv_bias", False))
         self.weight = b.parameter(f"{name}.conv.weight", h, 1, int(a.get("conv_L_cache", 3)))
         self.bias = b.parameter(f"{name}.conv.bias", h) if bias else None

@@ -51,6 +51,7 @@ class Mixer2:
     """Mamba2Mixer."""
 
     def __init__(self, a: Architecture, b: Build, name: str, z: Sizes) -> None:
+        b.asks = True
         h = a.hidden_size
         self.z = z
         self.conv_dim = z.inner + 2 * z.groups * z.state

@@ -55,6 +55,7 @@ class Mixer:
         bias: bool,
         norms: str = "none",
     ) -> None:
+        b.asks = True
         h = a.hidden_size
         self.inner, self.state, self.rank = inner, state, rank
         self.act = str(a.get("hidden_act") or "silu")

@@ -56,6 +56,7 @@ class Xielu:
     """XIELUActivation (transformers 5.24 activations.py): two learned scalars."""
 
     def __init__(self, b: Build, name: str) -> None:
+        b.asks = True
         self.alpha_p = b.parameter(f"{name}.alpha_p", 1)
         self.alpha_n = b.parameter(f"{name}.alpha_n", 1)
         b.buffer(4)
