@@ -81,6 +81,17 @@ def names_tables(lora: Lora) -> bool:
     return lora.targets not in ("all-linear", "default") and not lora.dora
 
 
+def factor_dtype(build: Build, weight: Any, lora: Lora) -> str:
+    """dtype of an adapter's factors.
+
+    Where PEFT does not make them fp32 they are in their base weight's dtype (peft tuners_utils.py:
+    _move_adapter_to_device_of_base_layer), which is fp32 for what a class keeps in fp32.
+    """
+    training = build.training
+    kept = training.precision.weights != "fp32" and training.quantization is None
+    return "fp32" if kept and getattr(weight, "dtype", None) == "fp32" else lora.dtype
+
+
 class LoraLinear:
     """A frozen base layer plus ``lora_B(lora_A(dropout(x))) * scaling``."""
 
@@ -98,13 +109,11 @@ class LoraLinear:
     @classmethod
     def build(cls, build: Build, name: str, base: Any, inputs: int, outputs: int, lora: Lora) -> LoraLinear:
         """Make the adapter's weights A [r, in], B [out, r] and DoRA's magnitude [out]."""
-        rank = lora.rank
-        a = build.parameter(f"{name}.lora_A", rank, inputs, dtype=lora.dtype, adapter=True)
-        b = build.parameter(f"{name}.lora_B", outputs, rank, dtype=lora.dtype, adapter=True)
+        rank, dtype = lora.rank, factor_dtype(build, getattr(base, "weight", None), lora)
+        a = build.parameter(f"{name}.lora_A", rank, inputs, dtype=dtype, adapter=True)
+        b = build.parameter(f"{name}.lora_B", outputs, rank, dtype=dtype, adapter=True)
         magnitude = (
-            build.parameter(f"{name}.lora_magnitude_vector", outputs, dtype=lora.dtype, adapter=True)
-            if lora.dora
-            else None
+            build.parameter(f"{name}.lora_magnitude_vector", outputs, dtype=dtype, adapter=True) if lora.dora else None
         )
         if isinstance(base, QuantizedLinear) and base.weight.quantization.type in _KEEPING_DTYPES:
             cls = QuantizedLora

@@ -207,14 +207,15 @@ def step_temporary_bytes(
     rule = rule_of(name)
     if rule.step == "foreach":
         # _foreach_sqrt of all second moments of one dtype group at once; the list of the group before is still referred
-        # to while the next one is made.
+        # to while the next one is made, and of two lists the second while the first has its successor.
         groups: dict[str, int] = {}
         for slot in slots:
             dtype = _state_dtype(rule, slot, forced)
             groups[dtype] = groups.get(dtype, 0) + slot.count * rounded(slot.numel * DTYPE_BYTES[dtype])
         sizes = list(groups.values())
-        highest = max([sizes[0], *(sizes[i] + sizes[i + 1] for i in range(len(sizes) - 1))])
-        return (2 if two_lists else rule.lists) * highest
+        lists = 2 if two_lists else rule.lists
+        pairs = [(sizes[i], sizes[i + 1]) for i in range(len(sizes) - 1)]
+        return max([lists * sizes[0], *[sum(pair) + (lists - 1) * max(pair) for pair in pairs]])
     if rule.step == "projected":
         return projected.step_bytes(name, slots)
     if rule.step == "adafactor":

@@ -14,6 +14,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from memlint.estimate.adapters import factor_dtype
 from memlint.estimate.build import Build
 from memlint.estimate.engine.tape import Node, Tape, Tensor
 from memlint.estimate.ops.basic import add, cast, scale
@@ -112,6 +113,17 @@ def _fold_backward(f: Tape, node: Node, grad: Tensor) -> tuple[Tensor, Tensor]:
     return f.new(node.shapes[0][0], grad.dtype), f.new(node.shapes[1][0], grad.dtype)
 
 
+def _view_backward(f: Tape, node: Node, grad: Tensor) -> tuple[Tensor]:
+    return (grad,)
+
+
+def _factor(f: Tape, weight: Weight, dtype: str) -> Tensor:
+    """``weight.reshape(...).to(dtype)``: a view where nothing is cast, whose gradient waits for its turn as well."""
+    if weight.dtype != dtype or not f.needs(weight):
+        return cast(f, weight, dtype)
+    return f.record(Tensor(weight.shape, dtype, weight.storage), _view_backward, (weight,))
+
+
 class Folded:
     """A frozen weight [E, out, in] with low-rank factors, folded in each forward."""
 
@@ -136,7 +148,7 @@ class Folded:
     def factors(self, f: Tape) -> tuple[Tensor, Tensor]:
         """get_delta_factors in the weight's dtype; registering the parametrization folds once to check the shape."""
         dtype = self.weight.dtype
-        pair = cast(f, self.b, dtype), cast(f, self.a, dtype)
+        pair = _factor(f, self.b, dtype), _factor(f, self.a, dtype)
         check = f.new(self.weight.shape, dtype)
         del check
         return pair
@@ -157,8 +169,9 @@ class FoldedRouter:
     def __init__(self, build: Build, name: str, weight: Weight, lora: Lora) -> None:
         self.weight = weight
         experts, hidden = weight.shape
-        self.a = build.parameter(f"{name}.lora_A", lora.rank, hidden, dtype=lora.dtype, adapter=True)
-        self.b = build.parameter(f"{name}.lora_B", experts, lora.rank, dtype=lora.dtype, adapter=True)
+        dtype = factor_dtype(build, weight, lora)
+        self.a = build.parameter(f"{name}.lora_A", lora.rank, hidden, dtype=dtype, adapter=True)
+        self.b = build.parameter(f"{name}.lora_B", experts, lora.rank, dtype=dtype, adapter=True)
 
     def __call__(self, f: Tape) -> Tensor:
         """The folded weight."""

@@ -100,7 +100,7 @@ class TextModel(LlamaModel):
     def stack(self, b: Build) -> Any:
         """Self-attention layers with cross-attention ones among them."""
         a, env, shape = self.a, self.env, self.shape
-        crossing = set(a.get("cross_attention_layers", ()))
+        crossing = {i for i in a.get("cross_attention_layers", ()) if i < a.num_hidden_layers}
         run = [i for i in range(a.num_hidden_layers) if self.images or i not in crossing]
         idle, b.idle = b.idle, True
         for i in sorted(crossing - set(run)):

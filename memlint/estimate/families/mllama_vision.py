@@ -56,10 +56,11 @@ class Layer:
             x = mul(f, saving_output(f, self.gates[0]), x)
         x = add(f, residual, x)
         residual = x
-        x = self.norm2(f, x)
-        x = self.up(f, x)
+        normed = self.norm2(f, x)  # the layer's name for it lasts through the whole branch
+        x = self.up(f, normed)
         x = activate(f, x, self.act)
         x = self.down(f, x)
+        del normed
         if self.gates is not None:
             x = mul(f, saving_output(f, self.gates[1]), x)
         out = add(f, residual, x)
@@ -142,11 +143,11 @@ class Tower:
         del product
         return mask.view(images, 1, length, length)
 
-    def embedded(self, f: Tape, pixels: Tensor, images: int) -> Tensor:
-        """Normed patches of all tiles with their positions [images, tiles, N, H]."""
+    def embedded(self, f: Tape, pixels: Tensor, images: int) -> tuple[Tensor, Tensor]:
+        """Normed patches of all tiles with their positions [images, tiles, N, H], and the bare patches."""
         rows, h, count = images * self.most, self.width, self.count
         ids = f.new((images, 1), "int64")
-        x = convolution(f, cast(f, pixels, self.weight.dtype), self.weight, None, (rows, count - 1, h))
+        patches = x = convolution(f, cast(f, pixels, self.weight.dtype), self.weight, None, (rows, count - 1, h))
         if self.env.checkpointing.mode != "none":
             x = requiring_grad(f, x)
         x = self.in_front(f, x.view(images, self.most, count - 1, h), ids)
@@ -157,12 +158,13 @@ class Tower:
         tiles = self.tiled(f, ids).view(images, self.most, count, h)
         tiled = mul(f, saving_output(f, self.gate), tiles)
         x = add(f, x, tiled)
-        return self.norm_pre(f, x)
+        return self.norm_pre(f, x), patches
 
     def __call__(self, f: Tape, pixels: Tensor, images: int, size: int | None) -> tuple[Tensor, list[Any]]:
         """The projected states, and what the outputs hold."""
         env, h = self.env, self.width
-        x = self.embedded(f, pixels, images)
+        # MllamaVisionModel.forward holds its patches and the states of all layers of both encoders until it returns.
+        x, patches = self.embedded(f, pixels, images)
         count = -(-self.count // 8) * 8
         x = padded(f, x, (images, self.most, count, h)).view(images, self.most * count, h)
         outer, env.checkpointing = env.checkpointing, Checkpointing()
@@ -178,7 +180,9 @@ class Tower:
         self.layers.after = None
         x = self.norm_post(f, x).view(images, self.most, count, h)
         x = self.behind(f, x, f.new((images, 1), "int64"))
-        x = self.second(f, env, x.view(images, self.most * count, h))
+        x = x.view(images, self.most * count, h)
+        self.second.keeps = not f.needs(x)  # a graph's own norms hold them
+        x = self.second(f, env, x)
         env.checkpointing = outer
         env.release()
         x = slice_of(f, x.view(images, self.most, count, h), (images, self.most, self.count, h))
@@ -188,5 +192,7 @@ class Tower:
         del joined
         projected = self.project(f, x).view(images * self.most, self.count, self.out)
         states.clear()
+        del patches
         self.layers.forget(f)
+        self.second.forget(f)
         return projected, [x]

@@ -11,7 +11,7 @@ from memlint.estimate.build import Build
 from memlint.estimate.engine.tape import Tape, Tensor
 from memlint.estimate.env import Batch, Env
 from memlint.estimate.families.encoder_heads import MaskedHead, labels_of
-from memlint.estimate.families.pieces import LayerNorm, attend, heads_of, turn
+from memlint.estimate.families.pieces import LayerNorm, attend, half_turned, heads_of
 from memlint.estimate.families.rotary import rotary_tables
 from memlint.estimate.ops.activations import activate
 from memlint.estimate.ops.basic import add, cast, dropout, mul, scale
@@ -35,9 +35,11 @@ class Attention:
     def rotate(self, f: Tape, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """``x.float() * cos + rotate_half(x.float()) * sin``: two casts of x."""
         straight = mul(f, cast(f, x, "fp32"), cos)
-        if x.dtype == "fp32":
-            return turn(f, x, cos, sin, straight)
-        return turn(f, cast(f, x, "fp32"), cos, sin, straight)
+        return add(f, straight, mul(f, self._half_turned(f, x), sin))
+
+    def _half_turned(self, f: Tape, x: Tensor) -> Tensor:
+        whole = cast(f, x, "fp32")  # which goes with this call, before the product
+        return half_turned(f, whole)
 
     def __call__(self, f: Tape, env: Env, x: Tensor, kind: str) -> tuple[Tensor, Tensor | None]:
         """x [B, S, H] -> [B, S, H], attention weights."""

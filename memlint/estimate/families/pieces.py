@@ -158,13 +158,14 @@ def rotate_pairs(f: Tape, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tup
 
 def turn(f: Tape, x: Tensor, cos: Tensor, sin: Tensor, straight: Tensor | None = None) -> Tensor:
     """``x * cos + rotate_half(x) * sin``; ``straight`` is the first product where it is already there."""
-    half = (*x.shape[:-1], x.shape[-1] // 2)
     if straight is None:
         straight = mul(f, x, cos)
-    return add(f, straight, mul(f, _half_turned(f, x, half), sin))
+    return add(f, straight, mul(f, half_turned(f, x), sin))
 
 
-def _half_turned(f: Tape, x: Tensor, half: tuple[int, ...]) -> Tensor:
+def half_turned(f: Tape, x: Tensor) -> Tensor:
+    """``rotate_half(x)``: the second half's negative before the first."""
+    half = (*x.shape[:-1], x.shape[-1] // 2)
     first, second = slice_of(f, x, half), slice_of(f, x, half)
     return cat(f, scale(f, second), first)
 

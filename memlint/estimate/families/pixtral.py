@@ -117,8 +117,9 @@ class Pixtral:
         if env.checkpointing.mode != "none":
             x = requiring_grad(f, x)
         patches = split(f, x, *([(count, h)] * images))
+        # PixtralVisionModel.forward's list of patches lasts until it returns, and so do their places.
+        places = f.new((images * count, 2), "int64")
         x = cat(f, *patches, shape=(1, images * count, h))
-        del patches
         x = self.norm(f, env, x)
         mask = None
         shape = (images * count, h // self.heads)
@@ -130,6 +131,7 @@ class Pixtral:
         del mask, tables
         x = self.layers(f, env, x)
         env.release()
+        del patches, places
         tokens = self.projected(f, x.view(images * count, h), images)
         return stacked(f, tokens), [], [tokens, x]
 

@@ -259,8 +259,9 @@ class Tower:
         if self.windowed:
             order = f.new((n // self.merge**2,), "int64")
             x = index_rows(f, x.view(n // self.merge**2, width * self.merge**2), order).view(n, width)
+        places = [f.new((n, 2), "int64")]  # VisionModel.forward's own names last until it returns
         if self.positions is not None:
-            x = self._placed(f, x)
+            x = self._placed(f, x, places)
         dim = width // int(self.a.get("num_heads"))
         state["vision rope"] = (f.new((1, 1, n, dim), "fp32"), f.new((1, 1, n, dim), "fp32"))
         deep: list[Tensor] = []
@@ -280,12 +281,14 @@ class Tower:
         if order is not None:
             tokens = index_rows(f, tokens, f.new(order.shape, "int64"))
         env.release()
+        del places
         return stacked(f, tokens), [stacked(f, t) for t in deep], [tokens, x, *deep]
 
-    def _placed(self, f: Tape, x: Tensor) -> Tensor:
-        """Qwen3-VL adds positions interpolated from four neighbours of a learned square grid."""
+    def _placed(self, f: Tape, x: Tensor, held: list[Tensor]) -> Tensor:
+        """Qwen3-VL adds positions interpolated from four neighbours of a learned square grid; what forward holds."""
         assert self.positions is not None
         n = x.shape[0]
         ids, weights = f.new((n, 4), "int64"), f.new((n, 4, 1), "fp32")
         places = sum_middle(f, mul(f, embedding(f, self.positions.weight, ids), weights))
+        held += [ids, weights, places]
         return add(f, x, cast(f, places, x.dtype))

@@ -135,6 +135,8 @@ class Body:
 
     def __call__(self, f: Tape, batch: Batch) -> Tensor:
         """The forward of <type>Model."""
+        if batch.pixels is not None and self.crossing:
+            self._cross(f, batch)  # MllamaTextModel embeds its tokens itself, behind the tower
         embeds = self.embed(f, batch.ids)
         if self.scaled:
             embeds = scale(f, embeds)
@@ -145,9 +147,7 @@ class Body:
         if before is not None:
             embeds, among = before(f, batch.ids, embeds)
         image = None
-        if batch.pixels is not None and self.crossing:
-            self._cross(f, batch)
-        elif batch.pixels is not None:
+        if batch.pixels is not None and not self.crossing:
             count = self.training.images * batch.rows
             image, deep, self.held = self.tower(f, batch.pixels, count, self.training.image_pixels)
             embeds = masked_scatter(f, embeds, image)

@@ -57,10 +57,19 @@ def make_model(
     from transformers.initialization import no_init_weights
 
     config.use_cache = False
+    for name in ("layerdrop", "encoder_layerdrop", "decoder_layerdrop"):
+        if getattr(config, name, None):
+            # A step in which every layer runs: M2M-100's and Wav2Vec2's leave some out by chance.
+            setattr(config, name, 0.0)
     if attention == "flash":
         flash.register()
         attention = flash.NAME
     owner = getattr(transformers, HEADS[head])
+    if head == "causal" and type(config) in transformers.AutoModelForImageTextToText._model_mapping:
+        # The tower is there for text alone too: axolotl 0.19 loaders/model.py _set_auto_model_loader, LLaMA-Factory
+        # 0.9.5 model/loader.py, TRL 1.16 create_model_from_path (architectures[0]). AutoModelForCausalLM has classes
+        # of the text part alone (MllamaForCausalLM).
+        owner = transformers.AutoModelForImageTextToText
     with torch.device(device), no_init_weights():
         options = {"trust_remote_code": True} if remote else {}
         model = owner.from_config(config, dtype=dtype, attn_implementation=attention, **options)

@@ -52,6 +52,11 @@ def hf_config(job: TrainingJob) -> dict[str, Any]:
     values["model_type"] = architecture.model_type
     if job.training.vocab_size is not None:
         values["vocab_size"] = job.training.vocab_size
+    tower = values.get("vision_config")
+    if isinstance(tower, dict) and "embed_dim" in tower and "head_dim" in tower:
+        # Qwen2-VL's tower calls its output's width hidden_size, of which an architecture takes its heads' width; the
+        # config class would hold it to embed_dim.
+        values["vision_config"] = {key: value for key, value in tower.items() if key != "head_dim"}
     return values
 
 

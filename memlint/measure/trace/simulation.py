@@ -44,6 +44,7 @@ def simulated_kept(job: TrainingJob, target: Target | None = None) -> list[Kept]
     result: list[Kept] = []
     place: list[int | None] = [None]
     stacks = [0, -1]
+    first: list[int] = []
     make, call, boundary = pool.Pool.__init__, Env.call, step._phase
 
     def watch(storage: Any, size: int) -> None:
@@ -58,10 +59,13 @@ def simulated_kept(job: TrainingJob, target: Target | None = None) -> list[Kept]
         self.watch = watch
 
     def layer(self: Any, f: Any, block: Any, index: int, *inputs: Any) -> Any:
+        # A language model's layers are counted on from those of its tower, also from one that stands idle.
+        if not first:
+            first.append(index)
         if index <= stacks[1]:
             stacks[0] += 1
         stacks[1] = index
-        place[0] = index
+        place[0] = index - first[0]
         try:
             return call(self, f, block, index, *inputs)
         finally:
