@@ -38,6 +38,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "gpt2": {"model_type": "gpt2", "n_embd": 512, "n_layer": 2, "n_head": 8, "vocab_size": 8192},
     "gemma2": {"model_type": "gemma2", **_WIDE, "head_dim": 64},
     "cohere": {"model_type": "cohere", **_WIDE},
+    "mixtral": {"model_type": "mixtral", **_WIDE, "num_local_experts": 4, "num_experts_per_tok": 2},
 }
 PRECISIONS: dict[str, tuple[str, str | None]] = {
     "bf16": ("bf16", None),
@@ -105,6 +106,9 @@ def points() -> Iterator[dict[str, Any]]:
     yield _point("sft", "qwen2", seq=3072, precision="bf16-autocast", checkpointing="nonreentrant")
     if VERSION >= (1, 15):
         yield _point("sft", options={"loss_type": "dft"}, padding=True)
+        yield _point("dpo", "mixtral", reference="copy", checkpointing="reentrant")
+        autocast: dict[str, Any] = {"precision": "bf16-autocast", "checkpointing": "nonreentrant", "batch": 3}
+        yield _point("rloo", "cohere", reference="copy", **autocast)
     else:
         yield _point("sft", "gemma2", attention="eager", precision="fp32", batch=3, seq=257)
         yield _point("sft", "cohere", precision="bf16-autocast", seq=257)

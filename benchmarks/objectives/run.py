@@ -69,6 +69,8 @@ def traced(hf_config: Mapping[str, Any], setup: Setup, settings: TraceSettings, 
             trainer = llamafactory.make_trainer(setup, model, reference)
         else:
             trainer = make_trainer(setup, model, reference, autocast)
+            # After the reference's forward TRL switches checkpointing on again, with these (disable_gradient_checkpointing).
+            trainer.args.gradient_checkpointing_kwargs = {"use_reentrant": settings.checkpointing == "reentrant"}
             if setup.options.get("use_liger_kernel"):
                 liger.use_liger(trainer, setup.objective, recorder)
                 stack.enter_context(liger.compiled())

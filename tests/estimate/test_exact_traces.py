@@ -16,7 +16,7 @@ from tests.estimate import family_points
 from tests.estimate.traced import points
 
 POINTS = points("traces_exact.jsonl")
-SMALL = 1024
+SMALL = 2048
 """Bytes that scalars and their lists may take in the phases after backward, which multiply and sum no activations."""
 
 

@@ -56,10 +56,10 @@ class Moe:
         h, act = a.hidden_size, str(a.get("hidden_act") or "silu")
         count, width = required(a, "num_experts"), required(a, "moe_intermediate_size")
         targets, k = expert_targets(a, b.lora, name), required(a, "num_experts_per_tok")
+        b.parameter(f"{name}.expert_bias", count, dtype="fp32", trainable=False)
         self.router = Router(b, f"{name}.router", count, k, h, adapted=bool(targets.router))
         self.shared = GatedMlp(b, f"{name}.shared_experts", h, width * int(a.get("num_shared_experts") or 0), act, a=a)
         self.experts = Experts(b, f"{name}.experts", count, h, width, act, targets=targets)
-        b.parameter(f"{name}.expert_bias", count, dtype="fp32", trainable=False)
 
     def __call__(self, f: Tape, x: Tensor) -> Tensor:
         """x [B, S, H] -> [B, S, H]."""

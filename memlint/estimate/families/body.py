@@ -74,6 +74,7 @@ class Body:
             kind: env.mask(f, rows, length, x.dtype, self.a.get("sliding_window") if kind == "sliding" else None)
             for kind in dict.fromkeys("full" if kind == "nope" else kind for kind in self.kinds)
         }
+        env.number(f, length)
         dtype = "fp32" if self.shape.rope_fp32 else x.dtype
         wide = self.shape.rope_rows or env.positions
         env.state["rope"] = rotary_tables(f, length, self.rotary, dtype, rows if wide else 1)

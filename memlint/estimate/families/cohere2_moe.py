@@ -25,7 +25,7 @@ from memlint.estimate.ops.linear import linear
 from memlint.estimate.stack import Stack
 from memlint.models.architecture import Architecture
 
-MIXTURE = Mixture(width="intermediate_size", shared="after", shared_width="*num_shared_experts")
+MIXTURE = Mixture(width="intermediate_size", shared="after", shared_width="*num_shared_experts", gate_after=False)
 
 
 class Router:

@@ -206,7 +206,8 @@ class Model:
         self.embed_norm = LayerNorm(b, f"{name}.LayerNorm", h)
         self.dropout = float(a.get("hidden_dropout_prob", 0.0))
         b.buffer(longest * 8)
-        first = "first" if int(a.get("conv_kernel_size", 0)) > 0 else "rest"
+        self.convolves = int(a.get("conv_kernel_size", 0)) > 0
+        first = "first" if self.convolves else "rest"
         kinds = [first, *["rest"] * (a.num_hidden_layers - 2), "last"][: a.num_hidden_layers]
         self.layers = Stack(b, kinds, lambda build, kind, i: Layer(a, build, kind, i, env))
         self.a, self.numbers = a, range(a.num_hidden_layers)
@@ -243,7 +244,8 @@ class Model:
         types = f.new((rows, length), "int64")
         embedded = self.embed(f, batch.ids, mask, types)
         state["mask"] = f.new((rows, 1, length, length), mask.dtype)
-        state["token mask"] = mask.view(rows, length, 1)
+        if self.convolves:
+            state["token mask"] = mask.view(rows, length, 1)
         state["relative"] = f.new((1, length, length), "int64")
         state["relative embeddings"] = self.table
         if self.table is not None and self.table_norm is not None:

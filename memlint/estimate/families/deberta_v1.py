@@ -174,7 +174,7 @@ class Model(deberta.Model):
         self.types = b.embedding(f"{name}.token_type_embeddings", types, width) if types > 0 else None
         self.project = b.linear(f"{name}.embed_proj", width, h) if width != h else None
         self.embed_norm: Any = Norm(b, f"{name}.LayerNorm", h)
-        self.dropout = float(a.get("hidden_dropout_prob", 0.0))
+        self.dropout, self.convolves = float(a.get("hidden_dropout_prob", 0.0)), False
         b.buffer(longest * 8)
         kinds = ["layer"] * (a.num_hidden_layers - 1) + ["last"]
         self.layers = Stack(b, kinds, lambda build, kind, i: Layer(a, build, i, env))

@@ -7,6 +7,8 @@ kernels of flash-linear-attention and causal-conv1d where a job has them (estima
 
 from __future__ import annotations
 
+from typing import Any
+
 from memlint.estimate.build import Build
 from memlint.estimate.engine.tape import Tape, Tensor
 from memlint.estimate.env import Env
@@ -30,6 +32,7 @@ from memlint.estimate.ops.basic import (
 )
 from memlint.estimate.ops.delta_rule import delta_rule
 from memlint.estimate.ops.fla import chunk_gated_delta_rule, gated_norm, short_convolution
+from memlint.estimate.ops.linear import Weight
 from memlint.estimate.ops.mamba_kernels import causal_conv
 from memlint.estimate.ops.norm import rms_norm
 from memlint.estimate.ops.ssm import causal_convolution
@@ -53,6 +56,7 @@ class DeltaNet:
         self.conv = b.parameter(f"{name}.conv1d.weight", 2 * keys + values, 1, int(a.get("linear_conv_kernel_dim", 4)))
         self.separate = a.model_type != "qwen3_next"
         if self.separate:
+            self.norm, self.out = self.output(b, name, values, h)
             self.qkv = b.linear(f"{name}.in_proj_qkv", h, 2 * keys + values)
             self.z = b.linear(f"{name}.in_proj_z", h, values)
             self.b = b.linear(f"{name}.in_proj_b", h, self.v_heads)
@@ -60,14 +64,17 @@ class DeltaNet:
         else:
             self.qkvz = b.linear(f"{name}.in_proj_qkvz", h, 2 * keys + 2 * values)
             self.ba = b.linear(f"{name}.in_proj_ba", h, 2 * self.v_heads)
-        self.norm = b.parameter(f"{name}.norm.weight", self.v_dim)
-        self.out = b.linear(f"{name}.out_proj", values, h)
+            self.norm, self.out = self.output(b, name, values, h)
         self.fused_norm = before(b.job, "transformers", 5, 15)
         """fla's FusedRMSNormGated, which transformers took beside its operators up to 5.14."""
         self.packed = b.training.packing and b.job.framework.startswith("axolotl")
         """axolotl's own forward, which keeps packed sequences apart."""
         self.repeats = self.packed or before(b.job, "transformers", 5, 20, 1)
         """Query and key heads are repeated before the kernel, as transformers did up to 5.20.0 and axolotl does."""
+
+    def output(self, b: Build, name: str, width: int, hidden: int) -> tuple[Weight, Any]:
+        """The norm of each head's values and the projection behind it."""
+        return b.parameter(f"{name}.norm.weight", self.v_dim), b.linear(f"{name}.out_proj", width, hidden)
 
     def __call__(self, f: Tape, env: Env, x: Tensor) -> Tensor:
         """x [B, S, H] -> [B, S, H]."""

@@ -269,6 +269,7 @@ class Model:
         embeds = self.embed(f, batch.ids)
         env.state["mask"] = self.mask(f, batch, embeds.dtype)
         x = embeds
+        env.number(f, batch.length)
         env.state["rope"] = rotary_tables(f, batch.length, self.width, x.dtype)
         x = self.layers(f, env, x)
         x = self.norm(f, x)

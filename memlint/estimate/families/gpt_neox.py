@@ -163,6 +163,7 @@ class Model:
         env.state["mask"] = env.mask(f, batch.rows, batch.length, x.dtype)
         embeds = x
         x = dropout(f, x, self.dropout)
+        env.number(f, batch.length)
         env.state["rope"] = rotary_tables(f, batch.length, self.rotary, x.dtype)
         x = self.layers(f, env, x)
         x = self.norm(f, x)

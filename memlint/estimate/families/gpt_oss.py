@@ -9,6 +9,7 @@ from __future__ import annotations
 from memlint.estimate.build import Build
 from memlint.estimate.engine.tape import Tape, Tensor
 from memlint.estimate.env import Env
+from memlint.estimate.errors import required
 from memlint.estimate.families.body import Body, PreNormBlock
 from memlint.estimate.families.llama import Attention, layer_kinds
 from memlint.estimate.families.norms import Norm
@@ -39,8 +40,8 @@ class SinkAttention(Attention):
     """Grouped-query attention with one learned sink logit a head."""
 
     def __init__(self, a: Architecture, b: Build, name: str) -> None:
+        self.sinks = b.parameter(f"{name}.sinks", required(a, "num_attention_heads"))
         super().__init__(a, b, name, SHAPE)
-        self.sinks = b.parameter(f"{name}.sinks", self.heads)
 
     def __call__(self, f: Tape, env: Env, x: Tensor, kind: str) -> Tensor:
         """x [B, S, H] -> [B, S, H]."""

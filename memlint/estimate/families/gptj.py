@@ -136,6 +136,7 @@ class Model:
         embeds = self.embed(f, batch.ids)
         env.state["mask"] = env.mask(f, batch.rows, batch.length, embeds.dtype)
         x = dropout(f, embeds, self.dropout)
+        env.number(f, batch.length)
         env.state["rope"] = f.new((1, batch.length, self.rotary), "fp32" if self.fp32_tables else x.dtype)
         x = self.layers(f, env, x)
         x = self.norm(f, x)

@@ -51,8 +51,8 @@ class Attention(llama.Attention):
     """Base of its rotary positions; 0: none."""
 
     def __init__(self, a: Architecture, b: Build, name: str, s: Shape) -> None:
+        self.sinks = b.parameter(f"{name}.sinks", int(a.get("num_attention_heads")))
         super().__init__(a, b, name, s)
-        self.sinks = b.parameter(f"{name}.sinks", self.heads)
 
     def __call__(self, f: Tape, env: Env, x: Tensor, kind: str) -> Tensor:
         """x [B, S, H] -> [B, S, H]."""
@@ -129,5 +129,6 @@ class Model(Body):
         env, rows, length = self.env, x.shape[0], x.shape[1]
         window = {"full": None, "sliding": self.a.get("sliding_window")}
         env.state["masks"] = {kind: env.mask(f, rows, length, x.dtype, size) for kind, size in window.items()}
+        env.number(f, length)
         for theta in self.thetas:
             env.state[f"rope:{theta}"] = rotary_tables(f, length, self.rotary, x.dtype)

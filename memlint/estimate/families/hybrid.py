@@ -98,21 +98,27 @@ class Block:
         self.env, width, name = env, a.hidden_size, f"model.layers.{index}"
         self.kind, sparse = kind
         if self.kind not in ("attention", "both"):
-            # Its mask is one of tokens, None without padding; the tables go to all layers.
-            self.uses = ("rope",) if rope else ()
-        self.norm = Norm(b, f"{name}.{'norm' if h.single else 'input_layernorm'}", width, h.shape.norm)
+            # Its mask is one of tokens, None without padding; positions and tables go to all layers.
+            self.uses = ("positions", "rope") if rope else ("positions",)
         self.attention: Any = None
-        if self.kind == "both":
-            self.attention = make_mixer(a, b, name, "attention", h, rope)
-            self.mixer = make_mixer(a, b, name, "mamba", h, rope)
-        else:
-            self.mixer = make_mixer(a, b, name, self.kind, h, rope)
-        if h.single:
-            return
-        self.second = Norm(b, f"{name}.{h.second_norm}", width, h.shape.norm)
-        act = str(a.get("hidden_act") or "silu")
         self.shared: GatedMlp | None = None
         self.mlp: Any = None
+        for part in h.order.split():
+            if part == "norms":
+                self.norm = Norm(b, f"{name}.{'norm' if h.single else 'input_layernorm'}", width, h.shape.norm)
+                if not h.single:
+                    self.second = Norm(b, f"{name}.{h.second_norm}", width, h.shape.norm)
+            elif part == "mlp":
+                self.add_mlp(a, b, name, sparse)
+            elif self.kind == "both":
+                self.mixer = make_mixer(a, b, name, "mamba", h, rope)
+                self.attention = make_mixer(a, b, name, "attention", h, rope)
+            else:
+                self.mixer = make_mixer(a, b, name, self.kind, h, rope)
+
+    def add_mlp(self, a: Architecture, b: Build, name: str, sparse: bool) -> None:
+        """What comes after the mixer: a mixture, a dense feed-forward, or both."""
+        h, width, act = self.hybrid, a.hidden_size, str(a.get("hidden_act") or "silu")
         if a.model_type == "granitemoehybrid":
             self.mlp = Moe(a, b, f"{name}.block_sparse_moe", GRANITE) if sparse else None
             inner = int(a.get("shared_intermediate_size"))
@@ -192,6 +198,7 @@ class Model:
         env = self.env
         rows, length = x.shape[0], x.shape[1]
         env.state["masks"] = {"full": env.mask(f, rows, length, x.dtype)}
+        env.number(f, length)
         if self.rope:
             # qwen3_5 has positions in three dimensions, so its tables have a row for each sequence.
             several = rows if self.a.model_type.startswith("qwen3_5") else 1

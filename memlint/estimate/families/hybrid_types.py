@@ -28,16 +28,30 @@ class Hybrid:
     embed_scale: bool = False
     single: bool = False
     """nemotron_h: a layer is one norm and one mixer of any kind."""
+    order: str = "mixer mlp norms"
+    """Parts of a layer in the order in which they are made, and so stepped over."""
 
 
 TYPES: dict[str, Hybrid] = {
-    "bamba": Hybrid(shape=Shape(rope_cat=True)),
+    "bamba": Hybrid(shape=Shape(rope_cat=True), order="mlp norms mixer"),
     "granitemoehybrid": Hybrid(
-        shape=Shape(), second_norm="post_attention_layernorm", final_norm="norm", branch_scale=True, embed_scale=True
+        shape=Shape(),
+        second_norm="post_attention_layernorm",
+        final_norm="norm",
+        branch_scale=True,
+        embed_scale=True,
+        order="norms mlp mixer",
     ),
     "jamba": Hybrid(rope=False),
-    "falcon_h1": Hybrid(shape=Shape(), embed_scale=True),
-    "nemotron_h": Hybrid(shape=Shape(norm="olmo2"), rope=False, final_norm="norm_f", embed="embeddings", single=True),
+    "falcon_h1": Hybrid(shape=Shape(), embed_scale=True, order="mlp mixer norms"),
+    "nemotron_h": Hybrid(
+        shape=Shape(norm="olmo2"),
+        rope=False,
+        final_norm="norm_f",
+        embed="embeddings",
+        single=True,
+        order="norms mixer",
+    ),
     "qwen3_next": Hybrid(
         shape=Shape(norm="gemma", qk_norm="head", rope_cat=True),
         mixer="linear_attn",
@@ -61,10 +75,22 @@ GRANITE = Mixture(
     width="intermediate_size",
     name="block_sparse_moe",
     gate_name="router",
+    gate_after=False,
 )
-JAMBA = Mixture(router="softmax", normalise=False, experts="num_experts", width="intermediate_size", gate_name="router")
+JAMBA = Mixture(
+    router="softmax",
+    normalise=False,
+    experts="num_experts",
+    width="intermediate_size",
+    gate_name="router",
+    gate_after=False,
+)
 QWEN = Mixture(
-    shared="gated", shared_width="shared_expert_intermediate_size", shared_name="shared_expert", sparse=qwen_sparse
+    shared="gated",
+    shared_width="shared_expert_intermediate_size",
+    shared_name="shared_expert",
+    gate_after=False,
+    sparse=qwen_sparse,
 )
 
 

@@ -159,6 +159,7 @@ class Model(Body):
         env, rows, length = self.env, x.shape[0], x.shape[1]
         window = {"sliding": self.a.get("sliding_window")}
         env.state["masks"] = {kind: env.mask(f, rows, length, x.dtype, window.get(kind)) for kind in self.widths}
+        env.number(f, length)
         for kind, width in self.widths.items():
             env.state[f"rope:{kind}"] = rotary_tables(f, length, width, x.dtype)
 

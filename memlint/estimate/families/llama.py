@@ -151,7 +151,8 @@ class Block:
             residual = x
             x = norms[0](f, env, x)
             attended = self.attention(f, env, x, self.kind)
-            return add(f, add(f, residual, attended), self.mlp(f, env, x))
+            fed = self.mlp(f, env, x)
+            return add(f, add(f, residual, attended), fed)
         residual = x
         if s.norms != "post":
             x = norms[0](f, env, x)
@@ -248,6 +249,7 @@ class Model:
             )
             for kind in dict.fromkeys("full" if kind == "nope" else kind for kind in self.kinds)
         }
+        env.number(f, length)
         dtype = "fp32" if self.shape.rope_fp32 else x.dtype
         wide = self.shape.rope_rows or env.positions
         state["rope"] = rotary_tables(f, length, self.rotary, dtype, rows if wide else 1)

@@ -64,11 +64,11 @@ class Attention:
         self.heads = required(a, "num_attention_heads")
         self.kv = required(a, "num_key_value_heads") * (2 if local else 1)
         self.dim, self.width = required(a, "head_dim"), required(a, "v_head_dim")
+        self.sinks: Weight | None = b.parameter(f"{name}.sinks", self.heads) if local else None
         self.q = b.linear(f"{name}.q_proj", h, self.heads * self.dim, bias)
         self.k = b.linear(f"{name}.k_proj", h, self.kv * self.dim, bias)
         self.v = b.linear(f"{name}.v_proj", h, self.kv * self.width, bias)
         self.o = b.linear(f"{name}.o_proj", self.heads * self.width, h)
-        self.sinks: Weight | None = b.parameter(f"{name}.sinks", self.heads) if local else None
 
     def __call__(self, f: Tape, env: Env, x: Tensor, kind: str) -> Tensor:
         """x [B, S, H] -> [B, S, H]."""

@@ -13,7 +13,7 @@ from memlint.estimate.env import Env
 from memlint.estimate.errors import kinds_of_layers
 from memlint.estimate.families.body import Body
 from memlint.estimate.families.llama import Attention
-from memlint.estimate.families.mixtures import Mixture
+from memlint.estimate.families.mixtures import TYPES
 from memlint.estimate.families.moe import Moe
 from memlint.estimate.families.norms import Norm
 from memlint.estimate.families.shapes import Shape
@@ -26,7 +26,7 @@ from memlint.models.architecture import Architecture
 from memlint.units import DTYPE_BYTES
 
 SHAPE = Shape(qkv_bias=False, o_bias=False, mlp_bias=False)
-MIXTURE = Mixture(router="softmax-fp32", normalise=True, experts="num_local_experts", width="intermediate_size")
+MIXTURE = TYPES["mixtral"]
 
 
 class LightningAttention:
@@ -105,8 +105,8 @@ class Block:
             if self.linear
             else Attention(a, b, f"{name}.self_attn", SHAPE)
         )
-        self.moe = Moe(a, b, f"{name}.mlp", MIXTURE)
         self.norms = [Norm(b, f"{name}.{n}", h, "llama") for n in ("input_layernorm", "post_attention_layernorm")]
+        self.moe = Moe(a, b, f"{name}.mlp", MIXTURE)
 
     def __call__(self, f: Tape, x: Tensor) -> Tensor:
         """x [B, S, H] -> [B, S, H]."""

@@ -34,6 +34,10 @@ class Mixture:
     name: str = "mlp"
     gate_name: str = "gate"
     shared_name: str = "shared_experts"
+    gate_after: bool = True
+    """The gate is made after the experts, which is the order in which an optimizer steps over them."""
+    norms_before: bool = False
+    """The layer's norms are made before its feed-forward."""
     sparse: Callable[[Architecture, int], bool] | None = None
     """Whether layer ``index`` is a mixture; None: all are."""
 
@@ -70,12 +74,19 @@ _DEEPSEEK: dict[str, Any] = {
 }
 
 TYPES: dict[str, Mixture] = {
-    "mixtral": Mixture(router="softmax-fp32", normalise=True, experts="num_local_experts", width="intermediate_size"),
+    "mixtral": Mixture(
+        router="softmax-fp32",
+        normalise=True,
+        experts="num_local_experts",
+        width="intermediate_size",
+        gate_after=False,
+    ),
     "qwen2_moe": Mixture(
         shape=Shape(qkv_bias="qkv_bias", o_bias=False, mlp_bias=False),
         shared="gated",
         shared_width="shared_expert_intermediate_size",
         shared_name="shared_expert",
+        gate_after=False,
         sparse=qwen_sparse,
     ),
     "qwen3_moe": Mixture(shape=Shape(qk_norm="head", mlp_bias=False), sparse=qwen_sparse),
@@ -86,10 +97,11 @@ TYPES: dict[str, Mixture] = {
     "qwen3_omni_moe_text": Mixture(
         shape=Shape(qk_norm="head", mlp_bias=False, rope_rows=True), normalise=True, sparse=qwen_sparse
     ),
-    "olmoe": Mixture(shape=Shape(qk_norm="full", mlp_bias=False), width="intermediate_size"),
+    "olmoe": Mixture(shape=Shape(qk_norm="full", mlp_bias=False), width="intermediate_size", gate_after=False),
     "flex_olmo": Mixture(
         shape=Shape(norm="olmo2", norms="post", qk_norm="full", mlp_bias=False, rope_fp32=True),
         width="intermediate_size",
+        gate_after=False,
     ),
     "granitemoe": Mixture(
         shape=Shape(branch_scale=True, embed_scale=True),
@@ -98,6 +110,8 @@ TYPES: dict[str, Mixture] = {
         width="intermediate_size",
         name="block_sparse_moe",
         gate_name="router",
+        gate_after=False,
+        norms_before=True,
     ),
     "granitemoeshared": Mixture(
         shape=Shape(branch_scale=True, embed_scale=True),
@@ -108,12 +122,15 @@ TYPES: dict[str, Mixture] = {
         gate_name="router",
         shared="beside",
         shared_width="shared_intermediate_size",
+        gate_after=False,
+        norms_before=True,
     ),
     "minimax_m2": Mixture(
         shape=Shape(qkv_bias=False, o_bias=False, mlp_bias=False, qk_norm="full", rope_cat=True),
         router="sigmoid",
         experts="num_local_experts",
         width="intermediate_size",
+        gate_after=False,
     ),
     "glm4_moe": Mixture(
         shape=Shape(o_bias=False, mlp_bias=False, qk_norm="head", rope_cat=True), sparse=_after_dense, **_DEEPSEEK
@@ -150,6 +167,7 @@ TYPES: dict[str, Mixture] = {
         router="ernie",
         shared="before",
         shared_width="*moe_num_shared_experts",
+        gate_after=False,
         sparse=_ernie_sparse,
     ),
     "hunyuan_v1_moe": Mixture(
@@ -164,12 +182,14 @@ TYPES: dict[str, Mixture] = {
         shared_width="intermediate_size",
         shared_name="shared_mlp",
         gate_name="gate.wg",
+        gate_after=False,
     ),
     "hy_v3": Mixture(
         shape=Shape(qk_norm="head"),
         sparse=_listed,
         shared="after",
         shared_width="*num_shared_experts",
+        gate_after=False,
     ),
     "phimoe": Mixture(
         shape=Shape(norm="layer", mlp_bias=False),
@@ -177,6 +197,7 @@ TYPES: dict[str, Mixture] = {
         experts="num_local_experts",
         width="intermediate_size",
         gate_name="router",
+        gate_after=False,
     ),
 }
 TYPES["sarvam_moe"], TYPES["granitemoe_swa"] = TYPES["glm4_moe"], TYPES["granitemoeshared"]

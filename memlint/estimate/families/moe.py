@@ -14,7 +14,8 @@ from memlint.estimate.engine.tape import Node, Tape, Tensor
 from memlint.estimate.env import Env
 from memlint.estimate.errors import Unsupported, required
 from memlint.estimate.families.body import Body
-from memlint.estimate.families.expert_adapters import ExpertTargets, FoldedRouter, expert_targets, plain_linear
+from memlint.estimate.families.expert_adapters import ExpertTargets, FoldedRouter, expert_targets
+from memlint.estimate.families.gated_mlp import GatedMlp as GatedMlp
 from memlint.estimate.families.jitter import jitter_of, jittered
 from memlint.estimate.families.llama import Attention, layer_kinds
 from memlint.estimate.families.mixtures import TYPES, Mixture, mixture_of
@@ -31,65 +32,13 @@ from memlint.estimate.families.routers import (
     SparseMixerRouter,
     TopFirstRouter,
 )
-from memlint.estimate.ops.activations import activate
 from memlint.estimate.ops.basic import add, mul, saving_output, scale
 from memlint.estimate.ops.experts import Experts
-from memlint.estimate.ops.views import split
 from memlint.estimate.stack import Stack
 from memlint.models.architecture import Architecture
 
 NORMALISING = ("qwen3_next", "qwen3_5_moe_text", "lfm2_moe", "mellum")
 """Types whose class defaults divide the chosen weights by their sum."""
-
-
-class GatedMlp:
-    """``down(act(gate(x)) * up(x))`` of a given width; ``fused``: one input_linear whose halves are gate and up.
-
-    ``a``: the model whose adapter targets may have been turned into parameters of its experts (expert_adapters).
-    """
-
-    def __init__(
-        self,
-        b: Build,
-        name: str,
-        hidden: int,
-        width: int,
-        act: str,
-        *,
-        fused: bool = False,
-        bias: bool = False,
-        a: Architecture | None = None,
-        names: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj"),
-    ) -> None:
-        self.width, self.act, self.fused = width, act, fused
-        if fused:
-            self.up = b.linear(f"{name}.input_linear", hidden, 2 * width, bias)
-            self.down = b.linear(f"{name}.output_linear", width, hidden, bias)
-            return
-
-        def layer(leaf: str, inputs: int, outputs: int) -> Any:
-            full = f"{name}.{leaf}"
-            if a is None:
-                return b.linear(full, inputs, outputs, bias)
-            return plain_linear(a, b, full, inputs, outputs, bias)
-
-        gate, up, down = names
-        self.gate = layer(gate, hidden, width)
-        self.up = layer(up, hidden, width)
-        self.down = layer(down, width, hidden)
-
-    def __call__(self, f: Tape, x: Tensor) -> Tensor:
-        """x [..., H] -> [..., H]."""
-        result: Tensor
-        if self.fused:
-            both = self.up(f, x)
-            half = (*both.shape[:-1], self.width)
-            parts = split(f, both, half, half)
-            both = mul(f, activate(f, parts[0], self.act), parts[1])
-            result = self.down(f, both)
-            return result
-        result = self.down(f, mul(f, activate(f, self.gate(f, x), self.act), self.up(f, x)))
-        return result
 
 
 class Moe:
@@ -105,19 +54,28 @@ class Moe:
         self.env: Env | None = None  # set where the load-balancing loss is taken (output_router_logits)
         apart = in_modules(a, b)
         targets = ExpertTargets() if apart else expert_targets(a, b.lora, name)
-        self.router = self.make_router(a, b, f"{name}.{m.gate_name}", experts)
-        if targets.router and b.lora is not None:
-            self.router.adapter = FoldedRouter(b, f"{name}.{m.gate_name}", self.router.weight, b.lora)
         self.experts: Callable[[Tape, Tensor, Tensor, Tensor], Tensor]
         owner = None if apart else a
-        if looped(a, b):
-            names = NAMES.get(a.model_type, ("gate_proj", "up_proj", "down_proj"))
-            modules = [GatedMlp(b, f"{name}.experts.{i}", h, width, act, names=names) for i in range(experts)]
-            self.experts = LoopedExperts(modules)
-        elif owner is None:
-            self.experts = ModuleExperts([GatedMlp(b, f"{name}.experts.{i}", h, width, act) for i in range(experts)])
-        else:
-            self.experts = Experts(b, f"{name}.experts", experts, h, width, act, targets=targets)
+
+        def add_router() -> None:
+            self.router = self.make_router(a, b, f"{name}.{m.gate_name}", experts)
+            if targets.router and b.lora is not None:
+                self.router.adapter = FoldedRouter(b, f"{name}.{m.gate_name}", self.router.weight, b.lora)
+
+        def add_experts() -> None:
+            if looped(a, b):
+                names = NAMES.get(a.model_type, ("gate_proj", "up_proj", "down_proj"))
+                modules = [GatedMlp(b, f"{name}.experts.{i}", h, width, act, names=names) for i in range(experts)]
+                self.experts = LoopedExperts(modules)
+            elif apart:
+                self.experts = ModuleExperts(
+                    [GatedMlp(b, f"{name}.experts.{i}", h, width, act) for i in range(experts)]
+                )
+            else:
+                self.experts = Experts(b, f"{name}.experts", experts, h, width, act, targets=targets)
+
+        for add_part in (add_experts, add_router) if m.gate_after else (add_router, add_experts):
+            add_part()
         self.shared: GatedMlp | None = None
         inner = shared_width(a, m, width)
         if m.shared in ("gated", "after", "before") and inner:
@@ -213,6 +171,8 @@ class Block:
         act = str(a.get("hidden_act") or "silu")
         self.mlp: Any
         self.mixture = m
+        if m.norms_before:
+            self.add_norms(b, name, h)
         if sparse:
             self.mlp = self.sparse_mlp(a, b, f"{name}.{m.name}")
             self.mlp.env = env if a.get("output_router_logits") else None
@@ -224,9 +184,14 @@ class Block:
         inner = shared_width(a, m, 0)
         if m.shared == "beside" and inner:
             self.beside = GatedMlp(b, f"{name}.shared_mlp", h, inner, act, fused=True)
-        names = ("post_attention_layernorm", "post_feedforward_layernorm") if s.norms == "post" else ()
+        if not m.norms_before:
+            self.add_norms(b, name, h)
+
+    def add_norms(self, b: Build, name: str, width: int) -> None:
+        """The norms of the layer."""
+        names = ("post_attention_layernorm", "post_feedforward_layernorm") if self.shape.norms == "post" else ()
         names = names or ("input_layernorm", "post_attention_layernorm")
-        self.norms = [Norm(b, f"{name}.{n}", h, s.norm) for n in names]
+        self.norms = [Norm(b, f"{name}.{n}", width, self.shape.norm) for n in names]
 
     def sparse_mlp(self, a: Architecture, b: Build, name: str) -> Any:
         """The mixture of experts."""

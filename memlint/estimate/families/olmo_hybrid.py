@@ -43,9 +43,9 @@ class OlmoDeltaNet(DeltaNet):
         self.dt_bias = b.parameter(f"{name}.dt_bias", self.v_heads)
         widths = {"q": keys, "k": keys, "v": values, "a": self.v_heads, "b": self.v_heads, "g": values}
         self.parts = {part: b.linear(f"{name}.{part}_proj", h, width) for part, width in widths.items()}
+        self.out = b.linear(f"{name}.o_proj", values, h)
         self.conv = b.parameter(f"{name}.conv1d.weight", 2 * keys + values, 1, int(a.get("linear_conv_kernel_dim", 4)))
         self.norm = b.parameter(f"{name}.o_norm.weight", self.v_dim)
-        self.out = b.linear(f"{name}.o_proj", values, h)
 
     def __call__(self, f: Tape, env: Env, x: Tensor) -> Tensor:
         """x [B, S, H] -> [B, S, H]."""
@@ -77,17 +77,17 @@ class Block:
         name, h = f"model.layers.{index}", a.hidden_size
         self.env, self.linear = env, kind == "linear_attention"
         self.mixer: Any = None
-        if self.linear:
-            self.mixer = OlmoDeltaNet(a, b, f"{name}.linear_attn")
-            # OlmoHybridModel gives the tables to layers of attention alone.
-            self.uses = ()
-        else:
+        if not self.linear:
             self.attention = Attention(a, b, f"{name}.self_attn", SHAPE)
         self.mlp = Mlp(a, b, f"{name}.mlp", SHAPE)
         names = ("input_layernorm", "post_attention_layernorm")
         if not self.linear:
             names = ("post_attention_layernorm", "post_feedforward_layernorm")
         self.norms = [Norm(b, f"{name}.{n}", h, SHAPE.norm) for n in names]
+        if self.linear:
+            self.mixer = OlmoDeltaNet(a, b, f"{name}.linear_attn")
+            # OlmoHybridModel gives the tables to layers of attention alone.
+            self.uses = ("positions",)
 
     def __call__(self, f: Tape, x: Tensor) -> Tensor:
         """x [B, S, H] -> [B, S, H]."""

@@ -91,6 +91,7 @@ class Model:
         env = self.env
         x = self.embed(f, batch.ids)
         env.state["mask"] = env.mask(f, batch.rows, batch.length, x.dtype)
+        env.number(f, batch.length)
         env.state["rope"] = rotary_tables(f, batch.length, self.rotary, x.dtype)
         x = self.layers(f, env, x)
         x = self.norm(f, x)
