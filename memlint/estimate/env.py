@@ -6,14 +6,15 @@ from typing import Any, Callable
 
 from memlint.estimate.engine.tape import Tape, Tensor
 from memlint.estimate.kernels import installed
-from memlint.estimate.ops.attention import eager_attention, sdpa
+from memlint.estimate.older_attention import copies_queries, repeats_heads
+from memlint.estimate.ops.attention import eager_attention, repeat_kv, sdpa
 from memlint.estimate.ops.basic import cat
 from memlint.estimate.peft_prompts import Prefix
 from memlint.job import Checkpointing, TrainingJob
 from memlint.models.architecture import Architecture
 from memlint.records import dataclass, field
 
-LASTING = ("alibi", "kv", "lasting", "masks", "mask:", "positions", "rope")
+LASTING = ("alibi", "kv", "lasting", "masks", "mask:", "rope")
 """What decoders' layers are given by keyword: masks, tables of positions, shared keys and values, and what a stack
 before has kept.
 """
@@ -67,6 +68,10 @@ class Env:
     """Each row comes with positions of its own, so that rotary tables have as many rows."""
     positional: bool = False
     """Layers get their masks by position, so that reentrant checkpoints save them as they save other inputs."""
+    repeats: bool = False
+    """Keys and values of grouped heads are repeated before a fused kernel (estimate/older_attention.py)."""
+    dense: bool = False
+    """sdpa gets contiguous copies of q, k and v (estimate/older_attention.py)."""
     asked: set[str] = field(default_factory=set)
     """Optional packages that layers of this model would have used."""
     questions: int = 0
@@ -92,6 +97,8 @@ class Env:
             capability=capability,
             liger=frozenset(training.liger),
             kernels=installed(job),
+            repeats=repeats_heads(job),
+            dense=copies_queries(job),
         )
 
     def begin(self, kernels: frozenset[str]) -> None:
@@ -99,10 +106,6 @@ class Env:
         self.step += 1
         self.kernels, self.asked = kernels, set()
         self.state, self.lasting, self.left = {}, {}, None
-
-    def number(self, f: Tape, length: int) -> None:
-        """Make the tokens' positions, which decoders' models give to each layer beside the tables made of them."""
-        self.state["positions"] = None if self.positions else f.new((1, length), "int64")
 
     def kernel(self, package: str) -> bool:
         """Whether an optional package's kernels run; the question itself is remembered."""
@@ -241,8 +244,10 @@ class Env:
             k, v = self.prefix.join(f, k, v)
         if self.attention == "eager":
             return eager_attention(f, q, k, v, mask, p, softcap=softcap, joined=joined)
+        if self.repeats:
+            k, v = repeat_kv(f, k, q.shape[1]), repeat_kv(f, v, q.shape[1])
         if self.attention == "sdpa":
-            return sdpa(f, q, k, v, mask, causal=causal, capability=self.capability, dense=dense, p=p)
+            return sdpa(f, q, k, v, mask, causal=causal, capability=self.capability, dense=dense or self.dense, p=p)
         return sdpa(f, q, k, v, None, force="flash", dense=dense)
 
 

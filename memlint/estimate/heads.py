@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Sequence
 
 from memlint.estimate.build import Build, Linear
 from memlint.estimate.engine.pool import LOGITS, TEMPORARIES
@@ -57,6 +57,8 @@ class CausalHead:
         """Llama-shaped models upcast the logits in their own forward until 4.45; the GPT-2 shapes did not."""
         self.shifts = before(b.job, "transformers", 4, 49) or own
         self.upcasts = not before(b.job, "transformers", 4, 46) and not own
+        accelerates = self.loss_kind == "standard" and not before(b.job, "transformers", 4, 31)
+        self.converting = self.shifts and not self.upcasts and not self.early_fp32 and accelerates
         self.scaled = a.model_type in SCALED_LOGITS
         self.known_to_trl = self.softcap or a.get("logit_scale") is not None
         """TRL 1.9's chunks multiply by ``logit_scale`` and cap; they know no granite's ``logits_scaling``."""
@@ -88,6 +90,23 @@ class CausalHead:
             logits = cast(f, logits, "fp32")
         f.component = TEMPORARIES
         return logits
+
+    def converts(self, f: Tape) -> bool:
+        """Whether accelerate's copies of the outputs may be the most that the loss has at once: one that upcasts the
+        logits holds as much before.
+        """
+        return f.autocast is not None and self.converting
+
+    def converted(self, f: Tape, logits: Tensor, cached: Sequence[Tensor]) -> None:
+        """convert_outputs_to_fp32 around a forward under autocast, which holds the outputs until all are copied.
+
+        accelerate 0.25 and 1.15 utils/operations.py: copies in fp32 of all that is in half precision. cached: keys and
+        values among the outputs.
+        """
+        f.component = LOGITS
+        copies = [f.new(x.shape, "fp32") for x in (logits, *cached) if x.dtype != "fp32"]
+        del copies
+        f.component = TEMPORARIES
 
     def turned(self, f: Tape, logits: Tensor) -> Tensor:
         """Logits through the model's cap, or times its scale."""

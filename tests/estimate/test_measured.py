@@ -209,7 +209,7 @@ class TestVersions:
         assert _peak(old, "loss") > _peak(new, "loss")
 
     def test_one_shifted_sequence_was_not(self) -> None:
-        new = job({"training.micro_batch_size": 1})
+        new = job({"training.micro_batch_size": 1, "training.attention": "flash"})  # sdpa's grouped heads were repeated
         old = replace(new, versions={"transformers": "4.47.1"})
         assert _peak(old, "loss") <= _peak(new, "loss")
 

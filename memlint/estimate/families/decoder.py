@@ -119,7 +119,11 @@ class DecoderModel:
                 # The trainer takes the loss after the model's forward has returned.
                 fully.end_forward()
             return [logits, hidden]
-        return [logits, hidden] if self.policy.supervised else (logits, hidden)
+        return [logits, hidden] if self.policy.supervised or self._converts(f) else (logits, hidden)
+
+    def _converts(self, f: Tape) -> bool:
+        head = self.head
+        return isinstance(head, CausalHead) and type(self).forward is DecoderModel.forward and head.converts(f)
 
     def loss(self, f: Tape, output: Any, batch: Batch) -> Tensor:
         """The scalar loss; of a policy's ``output`` nothing is left."""
@@ -131,8 +135,11 @@ class DecoderModel:
             return embedded
         if self.objective not in POLICY:
             loss: Tensor = self.head.loss(f, *output, batch)
-            if isinstance(output, list):
+            if self.policy.supervised:
                 self.policy.log_supervised(f, output)
+            elif isinstance(output, list):
+                output[1] = None  # the model's forward has returned
+                self.head.converted(f, output[0], getattr(self.body, "cached", ()))
             return loss
         held = output if isinstance(output, list) else list(output)
         del output
