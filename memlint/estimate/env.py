@@ -14,7 +14,7 @@ from memlint.job import Checkpointing, TrainingJob
 from memlint.models.architecture import Architecture
 from memlint.records import dataclass, field
 
-LASTING = ("alibi", "kv", "lasting", "masks", "mask:", "rope")
+LASTING = ("alibi", "kv", "lasting", "masks", "mask:", "positions", "rope")
 """What decoders' layers are given by keyword: masks, tables of positions, shared keys and values, and what a stack
 before has kept.
 """
@@ -106,6 +106,10 @@ class Env:
         self.step += 1
         self.kernels, self.asked = kernels, set()
         self.state, self.lasting, self.left = {}, {}, None
+
+    def number(self, f: Tape, length: int) -> None:
+        """Make the tokens' positions, which decoders' models give to each layer beside the tables made of them."""
+        self.state["positions"] = None if self.positions else f.new((1, length), "int64")
 
     def kernel(self, package: str) -> bool:
         """Whether an optional package's kernels run; the question itself is remembered."""
