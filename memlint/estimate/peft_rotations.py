@@ -93,7 +93,8 @@ class Rotated:
 class RotatedWeight:
     """OFT before peft 0.16: the weight, not the input, turned by one matrix as wide as the input, and scaled.
 
-    peft 0.15 tuners/oft/layer.py Linear.forward and _cayley_batch.
+    peft 0.15 tuners/oft/layer.py Linear.forward and _cayley_batch. Over half weights that works under autocast alone;
+    without it, from peft's pull request 2433 on (0.15.2.dev0), weight and input are cast to the fp32 of the rotation.
     """
 
     __slots__ = ("base", "blocks", "scales", "width")
@@ -106,7 +107,8 @@ class RotatedWeight:
         if not f.adapters:
             plain: Tensor = self.base(f, x)
             return plain
-        dtype, square = x.dtype, (self.width, self.width)
+        given, square = x.dtype, (self.width, self.width)
+        dtype = given if f.autocast is not None else "fp32"
         eye = f.new(square, dtype)
         ones = f.new(self.scales.shape, dtype)
         turned = self._cayley(f)
@@ -118,7 +120,7 @@ class RotatedWeight:
         del rotation
         scaled = cast(f, mul(f, rotated.view(self.scales.shape[0], self.width), scaling), dtype)
         del rotated, scaling
-        return linear(f, x, scaled, getattr(self.base, "bias", None))
+        return cast(f, linear(f, cast(f, x, dtype), scaled, getattr(self.base, "bias", None)), given)
 
     def _cayley(self, f: Tape) -> Tensor:
         """linalg.solve of I + S and I - S, S half of R - R.T: it keeps I + S, the factors with their pivots, and its

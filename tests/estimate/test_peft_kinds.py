@@ -190,10 +190,14 @@ def test_a_rank_of_thousands_takes_no_longer_than_its_answer_is_worth() -> None:
 
 @pytest.mark.parametrize(
     ("precision", "adapter", "peak"),
-    [("bf16", "bf16", 33_250_304), ("autocast", "fp32", 61_489_664)],
+    [("bf16", "bf16", 42_431_488), ("autocast", "fp32", 61_489_664)],
 )
 def test_older_oft_turns_the_weight_by_a_matrix_as_wide_as_the_input(precision: str, adapter: str, peak: int) -> None:
-    """peft 0.15's own layer on fake tensors; from 0.16 on it is the input that is turned, block by block."""
+    """peft 0.15's own layer on fake tensors; from 0.16 on it is the input that is turned, block by block.
+
+    Half weights without autocast the release refuses; the code between both casts input and weight to fp32, and keeps
+    four fp32 matrices a layer: identity, weight, turned and scaled weight.
+    """
     lora = Lora(targets=ATTENTION, dtype=adapter, block_size=32)
     fields: dict[str, object] = {"training.micro_batch_size": 2, "training.sequence_length": 128, "training.lora": lora}
     if precision == "autocast":
