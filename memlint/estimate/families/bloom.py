@@ -115,7 +115,7 @@ class Attention:
             v = copy(f, v)
         scores = baddbmm(f, env.state["alibi"], q, k, s)
         weights = scores.view(b, self.heads, s, s)
-        mask = env.state["mask"]
+        mask = env.state["mask:causal"]
         if mask is not None:
             weights = add(f, weights, mask)
         probs = cast(f, softmax(f, weights, "fp32"), q.dtype)
@@ -195,7 +195,7 @@ class Model:
         embeds = self.embed(f, batch.ids)
         x = self.embed_norm(f, embeds)
         env.state["alibi"] = f.new((batch.rows * self.heads, 1, batch.length), x.dtype)
-        env.state["mask"] = env.mask(f, batch.rows, batch.length, embeds.dtype)
+        env.state["mask:causal"] = env.mask(f, batch.rows, batch.length, embeds.dtype)
         x = self.layers(f, env, x)
         x = self.norm(f, x)
         env.release()

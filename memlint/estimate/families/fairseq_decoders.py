@@ -152,10 +152,10 @@ class Model:
         ones = batch.mask or (None if self.xglm else f.new((rows, length), "fp32"))
         env.state["mask"] = env.mask(f, rows, length, embeds.dtype)
         position_ids = f.new((1, length), "int64")
-        env.state["positions"] = position_ids
         if self.positions is None:
             positions = f.new((1, length, embeds.shape[-1]), self.dtype)
         else:
+            env.state["positions"] = position_ids
             positions = self.positions(f, f.like(position_ids))
         x = add(f, embeds, positions)
         del positions

@@ -114,7 +114,7 @@ class Attention:
         """Scores divided in place, softmax in the dtype of the hidden states."""
         scores = self.scores(f, q, k)
         scores = scale_in_place(f, scores)
-        scores = softmax(f, add(f, scores, env.state["mask"]), dtype)
+        scores = softmax(f, add(f, scores, env.state["mask:causal"]), dtype)
         return self.weigh(f, scores, v), scores
 
     def eager_alibi(self, f: Tape, env: Env, q: Tensor, k: Tensor, v: Tensor, dtype: str) -> tuple[Tensor, Tensor]:
@@ -125,7 +125,7 @@ class Attention:
             scores = cast(f, scores, "fp32")
         logits = add(f, scores, env.state["alibi"])
         logits = scale_in_place(f, logits)
-        probs = softmax(f, add(f, logits, env.state["mask"]), dtype)
+        probs = softmax(f, add(f, logits, env.state["mask:causal"]), dtype)
         probs = dropout(f, probs, self.dropout)
         return self.weigh(f, probs, v), probs
 
@@ -149,7 +149,7 @@ class Attention:
         """scaled_dot_product_attention called directly: a mask is always there, so flash is never taken; one key-value
         head without enable_gqa falls to the math kernel, which broadcasts it."""
         b, s = q.shape[0], q.shape[2]
-        mask = env.state["mask"]
+        mask = env.state["mask:causal"]
         q, k, v = to_autocast(f, q), to_autocast(f, k), to_autocast(f, v)
         if k.shape[1] == self.heads:
             return fused_attention(f, q, k, v, mask).view(b, s, self.heads * self.width)
@@ -267,7 +267,7 @@ class Model:
         """The model's forward up to its last hidden state."""
         env = self.env
         embeds = self.embed(f, batch.ids)
-        env.state["mask"] = self.mask(f, batch, embeds.dtype)
+        env.state["mask:causal"] = self.mask(f, batch, embeds.dtype)
         x = embeds
         env.number(f, batch.length)
         env.state["rope"] = rotary_tables(f, batch.length, self.width, x.dtype)

@@ -35,7 +35,7 @@ class NeoxAttention:
         qkv = heads_of(self.query_key_value(f, x), self.heads, 3 * self.width)
         q, k, v = split(f, qkv, part, part, part)
         q, k = rotate_pairs(f, q, k, *env.state["rope"])
-        out, weights = attend(f, env, q, k, v, env.state["mask"], self.dropout, dense=True)
+        out, weights = attend(f, env, q, k, v, env.state["mask:causal"], self.dropout, dense=True)
         out = self.dense(f, out)
         return out, weights
 
@@ -66,7 +66,7 @@ class PhiAttention:
             q = self.norms[0](f, q)
             k = self.norms[1](f, k)
         q, k = rotate_pairs(f, q, k, *env.state["rope"])
-        out, weights = attend(f, env, q, k, v, env.state["mask"], self.dropout, dense=True)
+        out, weights = attend(f, env, q, k, v, env.state["mask:causal"], self.dropout, dense=True)
         out = self.dense(f, out)
         return out, weights
 
@@ -160,7 +160,7 @@ class Model:
         """The model's forward up to its last hidden state."""
         env = self.env
         x = self.embed(f, batch.ids)
-        env.state["mask"] = env.mask(f, batch.rows, batch.length, x.dtype)
+        env.state["mask:causal"] = env.mask(f, batch.rows, batch.length, x.dtype)
         embeds = x
         x = dropout(f, x, self.dropout)
         env.number(f, batch.length)

@@ -71,7 +71,7 @@ class Attention:
             q = cast(f, q, v.dtype)
             k = cast(f, k, v.dtype)
         q, k, v = q.view(*head), k.view(*head), v.view(*head)
-        out, weights = attend(f, env, q, k, v, env.state["mask"], self.dropout, style="upcast")
+        out, weights = attend(f, env, q, k, v, env.state["mask:causal"], self.dropout, style="upcast")
         out = self.out_proj(f, out)
         out = dropout(f, out, self.residual_dropout)
         return out, weights
@@ -134,7 +134,7 @@ class Model:
         """The model's forward up to its last hidden state."""
         env = self.env
         embeds = self.embed(f, batch.ids)
-        env.state["mask"] = env.mask(f, batch.rows, batch.length, embeds.dtype)
+        env.state["mask:causal"] = env.mask(f, batch.rows, batch.length, embeds.dtype)
         x = dropout(f, embeds, self.dropout)
         env.number(f, batch.length)
         env.state["rope"] = f.new((1, batch.length, self.rotary), "fp32" if self.fp32_tables else x.dtype)

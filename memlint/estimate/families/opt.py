@@ -37,7 +37,7 @@ class Attention:
         q = heads_of(q, self.heads, self.width)
         k = heads_of(self.k_proj(f, x), self.heads, self.width)
         v = heads_of(self.v_proj(f, x), self.heads, self.width)
-        out, weights = attend(f, env, q, k, v, env.state["mask"], self.dropout)
+        out, weights = attend(f, env, q, k, v, env.state["mask:causal"], self.dropout)
         out = self.out_proj(f, out)
         return out, weights
 
@@ -109,8 +109,8 @@ class Model:
         env = self.env
         embeds = self.embed(f, batch.ids)
         position_mask = batch.mask or f.new((batch.rows, batch.length), "fp32")
-        position_ids = f.new((batch.rows, batch.length), "int64")
-        env.state["mask"] = env.mask(f, batch.rows, batch.length, embeds.dtype)
+        position_ids = env.state["positions"] = f.new((batch.rows, batch.length), "int64")
+        env.state["mask:causal"] = env.mask(f, batch.rows, batch.length, embeds.dtype)
         position_embeds = self.positions(f, f.like(position_ids))
         if self.project_in is not None:
             embeds = self.project_in(f, embeds)

@@ -42,7 +42,7 @@ class Attention:
             k = self.norms[1](f, k)
         q, k, v = (heads_of(t, self.heads, self.width) for t in (q, k, v))
         q, k = rotate_pairs(f, q, k, *env.state["rope"])
-        out, weights = attend(f, env, q, k, v, env.state["mask"], self.dropout, dense=True)
+        out, weights = attend(f, env, q, k, v, env.state["mask:causal"], self.dropout, dense=True)
         out = self.dense(f, out)
         del fused
         return out, weights
@@ -90,7 +90,7 @@ class Model:
         """The model's forward up to its last hidden state."""
         env = self.env
         x = self.embed(f, batch.ids)
-        env.state["mask"] = env.mask(f, batch.rows, batch.length, x.dtype)
+        env.state["mask:causal"] = env.mask(f, batch.rows, batch.length, x.dtype)
         env.number(f, batch.length)
         env.state["rope"] = rotary_tables(f, batch.length, self.rotary, x.dtype)
         x = self.layers(f, env, x)
