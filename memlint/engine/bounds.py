@@ -14,7 +14,7 @@ MAX_SCORED_ROWS = 4096
 """Rows of one forward whose log-probabilities are taken row by row: no preference run has a tenth of it."""
 
 MAX_DRAWN_ROWS = 128
-"""Rows of a micro batch whose varying lengths are drawn, 4096 times (estimate/allocator.py)."""
+"""Rows of a micro batch whose varying lengths are drawn, 4096 times (estimate/varying_lengths.py)."""
 
 MAX_REFLECTIONS = 512
 """Rank of an HRA adapter, each of whose columns is a step of its own (PEFT's default is 8)."""

@@ -32,14 +32,14 @@ def device_interval(
     allocated_low: int,
     allocated_high: int,
     churn: int,
-    replay: tuple[int, int, int] | None = None,
+    replay: tuple[int, int] | None = None,
     loading: int = 0,
 ) -> Interval:
     """Add the stated overheads to the allocated peak.
 
     ``allocated_low`` and ``allocated_high`` bound the allocated peak itself by the assumptions made. ``churn`` are the
     bytes at the peak that come and go within the step: only they fragment (weights and states are laid down once).
-    ``replay``: lowest, middle and highest reserved bytes where the data's lengths are known (estimate/allocator.py).
+    ``replay``: middle and highest reserved bytes where the data's lengths are known (estimate/varying_lengths.py).
     ``loading``: bytes that loading the model may take before the first step (estimate/loading.py).
     """
     overheads = device_overheads(
@@ -73,7 +73,7 @@ def device_interval(
     )
 
 
-def _replayed(overhead: Overhead, replay: tuple[int, int, int], workspace: Overhead, allocated: int) -> Overhead:
+def _replayed(overhead: Overhead, replay: tuple[int, int], workspace: Overhead, allocated: int) -> Overhead:
     """Allocator slack from a replay: its middle, and up to its highest with the stated share on top."""
     if overhead.name != "allocator_slack":
         return overhead
@@ -81,7 +81,8 @@ def _replayed(overhead: Overhead, replay: tuple[int, int, int], workspace: Overh
     return Overhead(
         name=overhead.name,
         low_bytes=0,
-        expected_bytes=max(0, replay[1] - below),
-        high_bytes=max(0, replay[2] - below) + overhead.high_bytes,
-        source="the caching allocator replayed over the data's lengths (estimate/allocator.py); " + overhead.source,
+        expected_bytes=max(0, replay[0] - below),
+        high_bytes=max(0, replay[1] - below) + overhead.high_bytes,
+        source="the caching allocator replayed over the data's lengths (estimate/varying_lengths.py); "
+        + overhead.source,
     )

@@ -79,7 +79,7 @@ def simulate(job: TrainingJob, target: Target | None = None) -> Estimate:
         allocated_low=lowest,
         allocated_high=most + in_flight,
         churn=max(0, peak.peak_bytes - settled),
-        replay=_replay(job, target)
+        replay=_replay(job, target, peak.peak_bytes)
         if job.training.length_mean is not None and world == 1 and compiled is None
         else None,
         loading=most_while_loading(job, records),
@@ -116,8 +116,10 @@ def _with_kernels(job: TrainingJob, step: Step, prepared: Prepared) -> list[Phas
     return lighter if lowest_peak(job, lighter) < lowest_peak(job, step.timeline) else None
 
 
-def _replay(job: TrainingJob, target: Target | None) -> tuple[int, int, int]:
-    from memlint.estimate.allocator import replayed_reserved
+def _replay(job: TrainingJob, target: Target | None, allocated: int) -> tuple[int, int]:
+    if target is not None and allocated >= target.usable_high_bytes:
+        return 0, 0  # the device is full before anything can lie idle
+    from memlint.estimate.varying_lengths import replayed_reserved
 
     if target is None:
         return replayed_reserved(job)

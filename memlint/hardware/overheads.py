@@ -161,7 +161,7 @@ def allocator_slack(churn_bytes: int, *, sharded: bool = False, expandable_segme
     ``churn_bytes`` come and go within the step. The sources give shares of all that was allocated; they are taken of
     the churn, since weights and states are laid down once and fragment nothing. ``sharded`` jobs (FSDP, ZeRO) allocate
     and free whole layers on several streams; ``expandable_segments`` is PYTORCH_CUDA_ALLOC_CONF, which removes most
-    fragmentation. Batches of varying length are replayed instead (estimate/allocator.py).
+    fragmentation. Batches of varying length are replayed instead (estimate/varying_lengths.py).
     """
     low, expected, high = 0.0, 0.022, 0.144
     source = (

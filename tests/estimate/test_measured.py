@@ -213,6 +213,34 @@ class TestVersions:
         old = replace(new, versions={"transformers": "4.47.1"})
         assert _peak(old, "loss") <= _peak(new, "loss")
 
+    @pytest.mark.parametrize(
+        ("text", "version"),
+        [
+            ("2023-07", "0.40.2"),
+            ("2024-04", "0.43.1"),
+            ("2025-12", None),
+            ("", None),
+            ("2024-04, bnb 0.42.0", "0.42.0"),
+        ],
+    )
+    def test_a_row_has_the_bitsandbytes_of_its_day(self, text: str, version: str | None) -> None:
+        from benchmarks.accuracy.measured_rows import Row
+        from benchmarks.accuracy.measured_versions import versions_of
+
+        cells = {"framework": "axolotl", "framework_version_or_date": text}
+        assert versions_of(Row(cells)).get("bitsandbytes") == version
+
+    @pytest.mark.parametrize(("text", "prepared"), [("2023-07", True), ("2023-08", False), ("HEAD 2026-07-24", False)])
+    def test_axolotl_prepared_4_bit_models_and_cast_nothing_back_before_august_2023(
+        self, text: str, prepared: bool
+    ) -> None:
+        from benchmarks.accuracy.measured_adapters import quantization_of
+        from benchmarks.accuracy.measured_rows import Row
+
+        cells = {"framework": "axolotl", "framework_version_or_date": text, "param_dtype": "bnb 4-bit", "model": "a"}
+        found = quantization_of(Row(cells))
+        assert found is not None and found.kbit_preparation is prepared
+
     def test_an_unstated_version_is_the_newest(self) -> None:
         from memlint.estimate.versions import before, version_of
 
@@ -280,6 +308,29 @@ class TestAllocator:
         )
         assert simulate(varying).reserved_bytes > simulate(equal).reserved_bytes >= simulate(equal).allocated_bytes
 
+    @pytest.mark.parametrize(("method", "checkpointing"), [("full", "none"), ("lora", "full")])
+    def test_steps_that_are_passed_over_reserve_next_to_nothing(
+        self, method: str, checkpointing: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        from memlint.estimate import varying_lengths
+
+        varying = job(
+            {
+                "training.sequence_length": 2048,
+                "training.length_mean": 500,
+                "training.length_deviation": 400,
+                "training.method": method,
+                "training.checkpointing.mode": checkpointing,
+            },
+            vocab_size=65536,
+            hidden_size=1024,
+        )
+        some = varying_lengths.replayed_reserved(varying)
+        monkeypatch.setattr(varying_lengths, "_growing", list)
+        every = varying_lengths.replayed_reserved(varying)
+        assert some[0] == pytest.approx(every[0], rel=0.005)
+        assert some[1] == pytest.approx(every[1], rel=0.03)
+
     def test_layers_of_every_kind_are_replayed(self) -> None:
         """Eight layers stand for a checkpointed model, more where one of its kinds comes later."""
         kinds = ["mamba"] * 10 + ["attention"] + ["mamba"] * 9
@@ -297,7 +348,7 @@ class TestAllocator:
         assert found.reserved_bytes >= found.allocated_bytes
 
     def test_long_samples_are_left_out_or_cut(self) -> None:
-        from memlint.estimate.allocator import quantile_lengths
+        from memlint.estimate.varying_lengths import quantile_lengths
 
         cut = job({"training.length_mean": 400, "training.length_deviation": 300})
         assert quantile_lengths(cut).count(256) > 10
