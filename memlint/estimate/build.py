@@ -157,38 +157,37 @@ class Build:
         self, name: str, *shape: int, dtype: str | None = None, adapter: bool = False, trainable: bool | None = None
     ) -> Weight:
         """A parameter of the given shape; dtype and trainability follow from the job unless given."""
-        name = self._scoped(name)
+        # Hundreds are made for an estimate, most of them in no scope and not sharded.
+        if self.scope:
+            name = self._scoped(name)
         if trainable is None:
             trainable = self._trainable(name, adapter=adapter)
-        dtype = dtype or self._dtype(name, trainable)
-        grad_dtype = (self.sharding.gradient or dtype) if trainable else dtype
-        elements = prod(shape)
-        size = elements * DTYPE_BYTES[dtype]
+        if dtype is None:
+            dtype = self._dtype(name, trainable)
+        sharding = self.sharding
+        grad_dtype = (sharding.gradient or dtype) if trainable else dtype
+        size = prod(shape) * DTYPE_BYTES[dtype]
         base = not (adapter or self.reference)
         self.records.append(Record(name, shape, dtype, trainable, grad_dtype, self.count, (size,), base, self.idle))
         if trainable and self.adapter and not adapter:
             # PEFT's ModulesToSaveWrapper trains a copy and keeps the original beside it (peft 0.21 utils/other.py).
             self.records.append(Record(f"{name}.original", shape, dtype, False, dtype, self.count, (size,), base=False))
-        sharding = self.sharding
         computed = dtype
-        mixed = not adapter or self.training.precision.autocast is not None
-        if sharding.kind == "fsdp" and dtype == "fp32" and mixed:
+        if sharding.kind == "fsdp" and dtype == "fp32" and not (adapter and self.training.precision.autocast is None):
             # MixedPrecisionPolicy(param_dtype=...): gathered and used in half precision, stored in fp32.
             computed = sharding.compute
         weight = Weight(name, shape, computed, trainable, grad_dtype if computed == dtype else computed)
         if self.reference and self.reference_requires_grad:
             weight.cached = True
-        leaf = weight.node
-        if isinstance(leaf, Leaf):
+        leaf = weight.node if isinstance(weight.node, Leaf) else None
+        if leaf is not None:
             self.leaves.append(leaf)
-        else:
-            leaf = None
         if sharding.kind == "none":
             return weight
         sharding.adopt(
             leaf,
             shape,
-            elements * DTYPE_BYTES[computed],
+            prod(shape) * DTYPE_BYTES[computed],
             grad_dtype,
             # A reference model's last unit stays gathered from one step to the next, as the root does in this one.
             "" if self.reference else name,

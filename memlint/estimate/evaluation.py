@@ -171,7 +171,10 @@ class _Evaluated:
         self.env = Env.of(self.job, target.compute_capability if target is not None else None)
         self.env.evaluating = True
         self.model = registry.build_model(self.job, self.build, self.env)
-        self.fixed = self.build.sharding.static_communication(slots_of(self.build.records))
+        sharding = self.build.sharding
+        self.fixed = 0
+        if sharding.kind != "none":
+            self.fixed = sharding.static_communication(slots_of(self.build.records))
         self.generates = self.job.training.objective == "grpo" and not self.job.training.vllm_memory_share
 
     def again(self) -> _Evaluated:

@@ -64,6 +64,11 @@ class Record:
         return prod(self.shape)
 
 
+def whole_bytes(records: Sequence[Record]) -> int:
+    """Bytes of parameters on a GPU that holds them undivided."""
+    return sum([r.count * ((size + 511) & ~511) for r in records if not r.host for size in r.blocks])
+
+
 @dataclass(frozen=True, slots=True)
 class Slot:
     """One trainable tensor as the optimizer sees it (its shard or master copy), ``count`` times."""

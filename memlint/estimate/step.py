@@ -34,7 +34,7 @@ from memlint.estimate.optimizer import (
 )
 from memlint.estimate.packing import flattened
 from memlint.estimate.peft_prompts import with_prompt
-from memlint.estimate.records import slots_of
+from memlint.estimate.records import slots_of, whole_bytes
 from memlint.estimate.result import COMPONENTS, PhasePeak
 from memlint.estimate.rollout import roll_out
 from memlint.estimate.versions import before
@@ -102,7 +102,11 @@ class Prepared:
         self.model: Any = registry.build_model(job, build, self.env)
         build.buffer_bytes += sum(build.shared.values())
         sharding = build.sharding
-        self.parameters = sum([r.count * sharding.parameter_bytes(r) for r in build.records]) + build.buffer_bytes
+        self.parameters = build.buffer_bytes + (
+            sum([r.count * sharding.parameter_bytes(r) for r in build.records])
+            if sharding.gathers
+            else whole_bytes(build.records)
+        )
         self.trained = slots_of(build.records, fp32_embedding_states=training.fp32_embedding_states)
         self.master = training.precision.master_weights
         self.slots = sharding.slots(self.trained, master=self.master)

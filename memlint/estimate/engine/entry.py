@@ -13,7 +13,7 @@ class Entry(Storage):
     def __init__(self, other: Storage) -> None:
         pool = other.pool
         peak = pool.peak, pool.peak_components
-        super().__init__(pool, other.size, TEMPORARIES if other.component == ACTIVATIONS else other.component)
+        self.begin(pool, other.size, TEMPORARIES if other.component == ACTIVATIONS else other.component)
         pool.peak, pool.peak_components = peak
         self.mark, self.moved = pool.mark(), pool.mark()
         """Marks of its end and of a new label: the input itself may have that already."""

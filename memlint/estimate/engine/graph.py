@@ -41,6 +41,14 @@ class Tensor:
         return prod(self.shape) * DTYPE_BYTES[self.dtype]
 
 
+class Made(Tensor):
+    """A tensor whose fields are set by who makes it, see :meth:`Storage.begin`."""
+
+    __slots__ = ()
+
+    __init__ = object.__init__
+
+
 class View(Tensor):
     """A gradient that in PyTorch is a view: its base holds the storage too, so nothing is added to it in place."""
 
@@ -100,6 +108,14 @@ class Node:
         """A new tensor for the sum of the gradient that is there and another one."""
         assert self.grad is not None
         return tape.like(self.grad)
+
+
+class Recorded(Node):
+    """A node whose fields are set by who makes it, see :meth:`Storage.begin`."""
+
+    __slots__ = ()
+
+    __init__ = object.__init__
 
 
 class Block:

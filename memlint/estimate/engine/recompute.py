@@ -12,7 +12,7 @@ from memlint.estimate.engine.casts import Casts, Sharing
 from memlint.estimate.engine.graph import Leaf, Node, Tensor
 from memlint.estimate.engine.nested import captured, go_on_around, held_inside, settle
 from memlint.estimate.engine.pool import TEMPORARIES
-from memlint.estimate.engine.twice import Ready, is_plain, may_stand_for_both, run_for_both
+from memlint.estimate.engine.twice import Ready, are_plain, may_stand_for_both, run_for_both
 
 if TYPE_CHECKING:
     from memlint.estimate.engine.selective import Selection
@@ -115,7 +115,7 @@ def checkpoint(
     if second is not None:
         nodes = tape.nodes[mark:]
         spoilt = second.spoilt or second.stop is None or tape.hollow_asked
-        if spoilt or not all(is_plain(made, second) for made in nodes):
+        if spoilt or not are_plain(nodes, second):
             for made in nodes:
                 made.saved = ()
         else:

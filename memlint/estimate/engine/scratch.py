@@ -13,8 +13,6 @@ from memlint.estimate.engine.segments import CACHE, CAST, END, GRAD, HAND, LET, 
 from memlint.estimate.engine.tape import Tape
 from memlint.units import DTYPE_BYTES
 
-_made = object.__new__
-
 
 class Given(Storage):
     """Stands for a tensor that is not the part's own; ``scratch`` is told when it goes."""
@@ -168,7 +166,7 @@ class Scratch(Tape):
         self.pool.restart()
 
     def _own(self, size: int, component: int) -> Own:
-        storage = _made(Own)
+        storage = Own()
         storage.scratch, storage.size, storage.component = self, size, component
         storage.keep, storage.number, storage.repeat = None, -1, None
         return storage

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Callable, Iterable
 from memlint.estimate.engine.casts import Casts
 from memlint.estimate.engine.change import Repeat
 from memlint.estimate.engine.gradients import accumulate
-from memlint.estimate.engine.graph import Backward, Block, Passing
+from memlint.estimate.engine.graph import Backward, Block, Made, Passing, Recorded
 from memlint.estimate.engine.graph import Leaf as Leaf
 from memlint.estimate.engine.graph import Node as Node
 from memlint.estimate.engine.graph import Shape as Shape
@@ -37,9 +37,6 @@ from memlint.units import DTYPE_BYTES
 
 if TYPE_CHECKING:
     from memlint.estimate.engine.selective import Selection
-
-
-_made = object.__new__
 
 
 class Tape(Unwinding):
@@ -128,7 +125,7 @@ class Tape(Unwinding):
         if self.second is not None:
             return self.second.new(pool, shape, dtype, size, component)
         # What Storage and Tensor do when they are made, without calling either: this is where an estimate's time goes.
-        storage = _made(Storage)
+        storage = Storage()
         storage.pool = pool
         storage.size = size
         storage.component = component
@@ -141,7 +138,7 @@ class Tape(Unwinding):
             pool.peak_components = components[:]
         if pool.watch is not None:
             pool.watch(storage, size)
-        tensor = _made(Tensor)
+        tensor: Tensor = Made()
         tensor.shape = shape
         tensor.dtype = dtype
         tensor.storage = storage
@@ -200,11 +197,18 @@ class Tape(Unwinding):
         meta: Any = None,
     ) -> Tensor:
         """Make ``out`` the result of a node whose ``backward(tape, node, grad)`` gives one gradient per input."""
-        node = _made(Node)
+        node = Recorded()
         if len(inputs) == 1 and inputs[0] is not None:
             first = inputs[0]
             node.edges = (first.node,)
             node.shapes = ((first.shape, first.dtype),)
+        elif len(inputs) == 2:
+            a, b = inputs
+            node.edges = (None if a is None else a.node, None if b is None else b.node)
+            node.shapes = (
+                ((), "") if a is None else (a.shape, a.dtype),
+                ((), "") if b is None else (b.shape, b.dtype),
+            )
         else:
             node.edges = tuple([None if t is None else t.node for t in inputs])
             node.shapes = tuple([((), "") if t is None else (t.shape, t.dtype) for t in inputs])

@@ -16,7 +16,7 @@ class Traced(Storage):
 
     def __init__(self, pool: Pool, size: int, component: int) -> None:
         self.before = (pool.peak, pool.peak_components)
-        super().__init__(pool, size, component)
+        self.begin(pool, size, component)
         self.whole = self.size
         """Bytes of it where it is laid down; ``size`` is 0 while it lives inside a fused kernel only."""
         self.sources: tuple[Storage, ...] = ()

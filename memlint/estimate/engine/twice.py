@@ -22,9 +22,6 @@ if TYPE_CHECKING:
     from memlint.estimate.engine.tape import Tape
 
 
-_made = object.__new__
-
-
 class Second:
     """The live bytes of the recomputation, counted from where it begins."""
 
@@ -61,7 +58,7 @@ class Second:
 
     def new(self, pool: Pool, shape: Shape, dtype: str, size: int, component: int) -> Tensor:
         """Allocate a tensor in both runs, as :meth:`Tape.new` does."""
-        storage = _made(Double)
+        storage = Double()
         storage.pool, storage.size, storage.component = pool, size, component
         storage.repeat = pool.repeat
         storage.keep = None
@@ -169,7 +166,7 @@ class Uneven(Double):
     __slots__ = ("more",)
 
     def __init__(self, pool: Pool, first: int, again: int, component: int, second: Second) -> None:
-        super().__init__(pool, first, component)
+        self.begin(pool, first, component)
         self.keep, self.second = None, second
         self.more = rounded(again) - self.size
         """Further bytes in the recomputation."""
@@ -280,16 +277,20 @@ def run_for_both(tape: Tape, run: Callable[..., Tensor], inputs: tuple[Tensor, .
     return out, second, gates
 
 
-def is_plain(node: Node, second: Second) -> bool:
-    """Whether a node holds no tensors but those that :meth:`Second.save` gave it."""
-    backward = node.backward
-    counted = backward is None and hasattr(node, "unwind")
-    if not counted and (type(backward) is not FunctionType or backward.__closure__ is not None):
-        return False
-    for tensor in node.saved:
-        if tensor is not None and isinstance(tensor.storage, Double) and tensor.storage.second is second:
+def are_plain(nodes: list[Node], second: Second) -> bool:
+    """Whether nodes hold no tensors but those that :meth:`Second.save` gave them."""
+    for node in nodes:
+        backward, meta = node.backward, node.meta
+        if backward is None and hasattr(node, "unwind"):
+            meta = None
+        elif type(backward) is not FunctionType or backward.__closure__ is not None:
             return False
-    return counted or _is_plain(node.meta)
+        for tensor in node.saved:
+            if tensor is not None and isinstance(tensor.storage, Double) and tensor.storage.second is second:
+                return False
+        if meta is not None and not _is_plain(meta):
+            return False
+    return True
 
 
 def _is_plain(meta: Any) -> bool:

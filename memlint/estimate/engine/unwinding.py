@@ -18,6 +18,18 @@ def cast_backward(f: Any, node: Node, grad: Tensor) -> tuple[Tensor]:
     return (grad if grad.dtype == dtype else f.new(grad.shape, dtype),)
 
 
+def deliver(tape: Any, edge: Any, made: list[Tensor], cast: bool) -> None:
+    """Give a gradient, which the list gives away, to what it is for: the end of :meth:`Unwinding.execute`."""
+    result = made.pop()
+    if isinstance(edge, Leaf):
+        tape._accumulate(edge, result, cast)
+    elif edge.grad is None:
+        edge.grad = result
+        tape.pending.add(edge)
+    elif type(edge.grad) is View or getrefcount(edge.grad) > 2 or getrefcount(edge.grad.storage) > 2:
+        edge.grad = edge.summed(tape)
+
+
 class Unwinding:
     """What a tape does in backward."""
 
@@ -63,6 +75,7 @@ class Unwinding:
         backward = node.backward
         edges, shapes = node.edges, node.shapes
         tape: Any = self
+        results: Any
         if backward is None:
             unwind = getattr(node, "unwind", None)
             if unwind is not None:
@@ -72,9 +85,32 @@ class Unwinding:
         else:
             grad = node.grad
             node.grad = None
-            results = list(backward(tape, node, grad))  # type: ignore[arg-type]
+            results = backward(tape, node, grad)  # type: ignore[arg-type]
             if self.unpacked:
                 node.saved = ()
+            if len(results) == 1:
+                # Most have one input. What follows is done for it alone, as below.
+                result, edge = results[0], edges[0]
+                results = None
+                if result is None or edge is None:
+                    edge = None
+                else:
+                    shape, dtype = shapes[0]
+                    if result.dtype != dtype or result.shape != shape:
+                        result = validated(tape, result, shape, dtype)
+                grad = None
+                node.saved, node.backward = (), None
+                if edge is None:
+                    return
+                if edge.grad is None and not isinstance(edge, Leaf):
+                    edge.grad = result
+                    self.pending.add(edge)
+                    return
+                results = [result]
+                result = None
+                deliver(tape, edge, results, backward is cast_backward)
+                return
+            results = list(results)
         for index, result in enumerate(results):
             if result is None or edges[index] is None:
                 results[index] = None

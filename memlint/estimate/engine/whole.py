@@ -11,18 +11,15 @@ follows the last save of a checkpointed block runs ahead of the recomputation, n
 
 from __future__ import annotations
 
-from sys import getrefcount
 from typing import Any, Callable, Hashable, Protocol
 
-from memlint.estimate.engine.graph import Leaf, Node, Shape, Tensor, View
+from memlint.estimate.engine.graph import Node, Shape, Tensor
 from memlint.estimate.engine.pool import Pool, Storage
 from memlint.estimate.engine.profile import Profile
 from memlint.estimate.engine.segments import CACHE, CAST, GRAD, HAND, LET, PASS, RELEASE, SAVE, STOP
 from memlint.estimate.engine.tape import Tape
 from memlint.estimate.engine.twice import Double, Second
-from memlint.estimate.engine.unwinding import cast_backward
-
-_made = object.__new__
+from memlint.estimate.engine.unwinding import cast_backward, deliver
 
 
 class Whole(Node):
@@ -98,18 +95,6 @@ def handed(
         held[number] = Tensor(shape, dtype, storage)
     del storage
     deliver(tape, edge, made, cast)
-
-
-def deliver(tape: Tape, edge: Any, made: list[Tensor], cast: bool) -> None:
-    """Give a gradient, which the list gives away, to what it is for: the end of :meth:`Unwinding.execute`."""
-    result = made.pop()
-    if isinstance(edge, Leaf):
-        tape._accumulate(edge, result, cast)
-    elif edge.grad is None:
-        edge.grad = result
-        tape.pending.add(edge)
-    elif type(edge.grad) is View or getrefcount(edge.grad) > 2 or getrefcount(edge.grad.storage) > 2:
-        edge.grad = edge.summed(tape)
 
 
 class Layer(Protocol):
@@ -251,7 +236,7 @@ def _counted(f: Tape, shape: Shape, dtype: str, size: int) -> Tensor:
     if second is None:
         storage = Storage.counted(pool, size, f.component)
     else:
-        storage = _made(Double)
+        storage = Double()
         storage.pool, storage.size, storage.component = pool, size, f.component
         storage.keep, storage.second = None, second
         second.alive += 1
