@@ -115,9 +115,11 @@ def quantization_of(row: Row) -> Quantization | None:
         # ms-swift 1.6 llm/utils/argument.py: bnb_4bit_use_double_quant = True; axolotl's loader sets it too.
         double = "dq" in stored or (row.framework != "litgpt" and "nf4" in stored)
         double = double or row.framework in ("axolotl", "ms-swift")
-        # peft's scripts and Qwen's finetune.py prepare a 4-bit model; axolotl casts the embeddings back, LLaMA-Factory
+        # peft's scripts and Qwen's finetune.py prepare a 4-bit model; so did axolotl, which casts norms and embeddings
+        # back since August 2023 (src/axolotl/utils/models.py load_model; then for flash attention alone). LLaMA-Factory
         # and ms-swift 1.6 prepare nothing, litgpt and torchtune have code of their own.
-        prepared = (
+        early = row.framework == "axolotl" and row.date < "2023-08"
+        prepared = early or (
             row.framework in ("peft", "hf-trainer", "qwen-finetune") and "no k-bit preparation" not in row["notes"]
         )
         experts = "loaded"

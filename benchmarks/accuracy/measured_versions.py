@@ -27,6 +27,14 @@ def transformers_version(month: str) -> str:
     return chosen
 
 
+BITSANDBYTES = (
+    ("2023-05", "0.39.0"), ("2023-07", "0.40.2"), ("2023-08", "0.41.1"), ("2024-01", "0.42.0"), ("2024-03", "0.43.0"),
+    ("2024-04", "0.43.1"), ("2024-07", "0.43.3"), ("2024-09", "0.44.1"), ("2024-12", "0.45.0"), ("2025-05", "0.46.0"),
+    ("2025-08", "0.47.0"), ("2025-10", "0.48.1"),
+)  # fmt: skip
+"""Month of release on PyPI -> version of bitsandbytes; none is stated from December 2025 on."""
+LATEST = "2025-12"
+
 PRINTED = {"examples/qwen3.5/": "5.3"}
 """Page of a source -> newest transformers its figures can have run on, where that is older than the page's own date.
 
@@ -44,8 +52,11 @@ def versions_of(row: Row) -> dict[str, str]:
     if torch:
         versions["torch"] = torch.group(1)
     bnb = re.search(r"bnb ([\d.]+\d)", text)
+    dated = [version for month, version in BITSANDBYTES if month <= row.date]
     if bnb:
         versions["bitsandbytes"] = bnb.group(1)
+    elif dated and row.date < LATEST:
+        versions["bitsandbytes"] = dated[-1]
     if row.framework == "litgpt":
         versions["litgpt"] = _litgpt_version(row)
         versions["bitsandbytes"] = "0.41.1" if versions["litgpt"].startswith("2023") else "0.42.0"
