@@ -18,9 +18,11 @@ from memlint.estimate.families.encoder_heads import labels_of
 from memlint.estimate.families.pieces import LayerNorm, attend, heads_of
 from memlint.estimate.ops.basic import activation, add, copy, dropout, scale
 from memlint.estimate.ops.convolutions import mean_over
+from memlint.estimate.ops.images import requiring_grad
 from memlint.estimate.ops.linear import Weight, cast_weight, embedding, to_autocast
 from memlint.estimate.ops.loss import cross_entropy
 from memlint.estimate.ops.views import index
+from memlint.estimate.peft_prompts import OUTSIDE
 from memlint.job import TrainingJob
 from memlint.models.architecture import Architecture
 
@@ -80,10 +82,50 @@ class Attention:
         return out, weights
 
 
+def _gathered_backward(f: Tape, node: Node, grad: Tensor) -> tuple[Tensor]:
+    return (f.like(grad),)
+
+
+class Gathering:
+    """A linear layer to which its gradient comes transposed, so that it is copied first."""
+
+    def __init__(self, linear: Any) -> None:
+        self.linear = linear
+
+    def __call__(self, f: Tape, x: Tensor) -> Tensor:
+        """x [B, S, I] -> [B, S, O]."""
+        out: Tensor = self.linear(f, x)
+        view = Tensor(out.shape, out.dtype, out.storage)
+        return f.record(view, _gathered_backward, (out,)) if f.needs(out) else out
+
+
 class Layer(bart.Layer):
     """WhisperEncoderLayer and WhisperDecoderLayer."""
 
     attention = Attention
+
+    def __init__(self, a: Architecture, b: Build, name: str, env: Env, *, decoder: bool) -> None:
+        super().__init__(a, b, name, env, decoder=decoder)
+        options = env.checkpointing
+        reentrant = options.mode != "none" and options.reentrant
+        if not decoder and reentrant and b.training.method in ("full", "freeze"):
+            # The convolutions' permuted output passes its strides on to each layer's. A reentrant checkpoint's input
+            # is a leaf, whose gradient takes them (torch 2.13 accumulate_grad.h, clone_obey_contract).
+            self.fc2: Any = Gathering(self.fc2)
+
+
+def hooked_by_peft(b: Build) -> bool:
+    """Whether what embeds (the encoder's first convolution, the decoder's tokens) is made to require gradients.
+
+    transformers' own checkpointing does so for models that take input_ids first (5.24 modeling_utils.py
+    _activation_checkpointing_enable). peft does for all: over weights that are not quantised (0.21 peft_model.py
+    _prepare_model_for_gradient_checkpointing), and over others in its k-bit preparation for reentrant checkpoints.
+    """
+    training = b.training
+    if training.checkpointing.mode == "none" or training.method in ("full", "freeze"):
+        return False
+    quantization = training.quantization
+    return quantization is None or (quantization.kbit_preparation and training.checkpointing.reentrant)
 
 
 class Encoder:
@@ -103,11 +145,15 @@ class Encoder:
         self.positions = b.parameter(f"{name}.embed_positions.weight", self.length, h)
         self.layers = bart.stack(a, b, env, "encoder", int(a.get("encoder_layers")), Layer, name)
         self.norm = LayerNorm(b, f"{name}.layer_norm", h)
+        self.hooked = hooked_by_peft(b)
 
     def __call__(self, f: Tape, features: Tensor) -> Tensor:
         """The encoder's forward."""
         env, length = self.env, self.length
-        embeds = activation(f, convolution(f, features, self.conv1, self.bias1, FRAMES * length))
+        embeds = convolution(f, features, self.conv1, self.bias1, FRAMES * length)
+        if self.hooked:
+            embeds = requiring_grad(f, embeds)
+        embeds = activation(f, embeds)
         embeds = activation(f, convolution(f, embeds, self.conv2, self.bias2, length))
         embeds = embeds.view(embeds.shape[0], length, embeds.shape[1])
         x = add(f, embeds, embedding(f, self.positions, f.new((length,), "int64")))
@@ -126,7 +172,8 @@ class Decoder:
         h, name = a.hidden_size, "model.decoder"
         self.env = env
         self.dropout = float(a.get("dropout", 0.0))
-        self.embed = b.embedding(f"{name}.embed_tokens", b.training.vocab_size or a.vocab_size, h, entry=True)
+        entry = hooked_by_peft(b) or b.training.method in OUTSIDE
+        self.embed = b.embedding(f"{name}.embed_tokens", b.training.vocab_size or a.vocab_size, h, entry=entry)
         self.positions = b.parameter(f"{name}.embed_positions.weight", int(a.get("max_target_positions", 448)), h)
         self.layers = bart.stack(a, b, env, "decoder", int(a.get("decoder_layers")), Layer)
         self.norm = LayerNorm(b, f"{name}.layer_norm", h)
