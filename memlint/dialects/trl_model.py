@@ -12,6 +12,7 @@ from memlint.dialects.values import Section, is_auto, show
 
 _CONFIG = "TRL 1.16: trainer/model_config.py"
 _TRAINER = "TRL 1.16: trainer/sft_trainer.py"
+_CASTING = "TRL before 0.27: trainer/utils.py peft_module_casting_to_bf16"
 
 
 def apply_model(arguments: Arguments, version: tuple[int, ...], trainer: str) -> None:
@@ -31,7 +32,7 @@ def apply_model(arguments: Arguments, version: tuple[int, ...], trainer: str) ->
     arguments.put("training.method", "qlora" if four or eight else "lora", "use_peft")
     _lora(arguments)
     if four or eight:
-        _quantized(arguments, four, version)
+        _quantized(arguments, four, version, trainer)
     elif trainer == "reward":
         return
 
@@ -148,7 +149,7 @@ def _lora(arguments: Arguments) -> None:
     arguments.default("training.lora.dtype", "fp32", "PEFT 0.21: autocast_adapter_dtype")
 
 
-def _quantized(arguments: Arguments, four: bool, version: tuple[int, ...]) -> None:
+def _quantized(arguments: Arguments, four: bool, version: tuple[int, ...], trainer: str) -> None:
     section = arguments.section
     if four:
         arguments.put("training.quantization.bits", 4, "load_in_4bit")
@@ -163,6 +164,12 @@ def _quantized(arguments: Arguments, four: bool, version: tuple[int, ...]) -> No
         arguments.put("training.quantization.type", "int8", "load_in_8bit")
         arguments.default("training.quantization.double_quant", False, _CONFIG)
     # prepare_model_for_kbit_training was dropped with 0.27; trainable weights become bf16 since 0.26.
-    arguments.default("training.quantization.kbit_preparation", version < (0, 27), _TRAINER)
+    prepared = version < (0, 27)
+    bf16 = arguments.draft.get("training.precision.autocast") == "bf16"
+    if prepared and four and bf16 and trainer != "reward":
+        # It casts embeddings and head back and leaves the norms in fp32 (0.11 and 0.24: trainer/utils.py).
+        prepared = False
+        arguments.default("training.precision.fp32_modules", ("[^.]*norm", r"\bln_"), _CASTING)
+    arguments.default("training.quantization.kbit_preparation", prepared, _TRAINER)
     if version >= (0, 26):
         arguments.default("training.lora.dtype", "bf16", _TRAINER)

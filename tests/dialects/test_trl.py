@@ -96,6 +96,24 @@ def test_preference_loss_by_release(version, liger, loss):
     assert bool(job.training.liger) == liger
 
 
+@pytest.mark.parametrize(
+    ("version", "extra", "prepared", "norms"),
+    [
+        ("0.24.0", "load_in_4bit: true\nbf16: true\n", False, True),
+        ("0.11.4", "load_in_4bit: true\nbf16: true\n", False, True),
+        ("0.11.4", "load_in_4bit: true\nfp16: true\n", True, False),
+        ("0.24.0", "load_in_8bit: true\nbf16: true\n", True, False),
+        ("0.24.0", "load_in_4bit: true\nbf16: true\ncenter_rewards_coefficient: 0.1\n", True, False),
+        ("0.27.0", "load_in_4bit: true\nbf16: true\n", False, False),
+    ],
+)
+def test_a_prepared_4_bit_model_kept_its_norms_alone_in_fp32_under_bf16(version, extra, prepared, norms):
+    """What fms-acceleration's QLoRA rows on an A100 need: tests/estimate/test_older_transformers.py."""
+    training = read_text(BASE + "use_peft: true\n" + extra, versions={"trl": version}).jobs[0].training
+    assert training.quantization.kbit_preparation is prepared
+    assert bool(training.precision.fp32_modules) is norms
+
+
 def test_ligers_own_loss_had_a_switch_of_its_own_before_0_28():
     job = read_text(BASE + "beta: 0.1\nuse_liger_loss: true\n", versions={"trl": "0.24.0"}).jobs[0]
     assert job.training.loss == "fused"
