@@ -238,12 +238,34 @@ def read_evaluation(run: Run) -> None:
     run.choose("training.eval_micro_batch_size", key, cfg.integer(key, minimum=1), 8, None)
 
 
+SEEING = (
+    *("dots_ocr", "ernie_vl", "gemma3", "gemma3n", "gemma4", "gemma4n", "glm4v", "glm4_5v", "glm_ocr"),
+    *("granite3_vision", "intern_vl", "intern_s1", "keye_vl", "kimi_vl", "lfm2_vl", "llama4", "llava"),
+    *("llava_next", "llava_next_llama3", "llava_next_mistral", "llava_next_qwen", "llava_next_yi", "llava_next_video"),
+    *("llava_next_video_mistral", "llava_next_video_yi", "mimo_vl", "minicpm_v", "minicpm_v_4_6", "minicpm_o"),
+    *("mistral_small", "ministral3", "paligemma", "paligemma_chat", "pixtral", "qwen2_omni", "qwen3_omni"),
+    *("qwen3_omni_nothink", "qwen2_vl", "qwen3_vl", "qwen3_vl_nothink", "qwen3_5", "qwen3_5_nothink", "qwen3_6"),
+    *("video_llava", "yi_vl", "youtu_vl"),
+)
+"""Templates whose mm_plugin has an image token (LLaMA-Factory 0.9.5 data/template.py); not mllama, whose reentrant
+checkpoints with images are an error of their own.
+"""
+
+
 def read_images(run: Run) -> None:
     """Pixels of one image; how many there are is not in the file."""
     cfg = run.cfg
-    if not cfg.has("image_max_pixels", "image_min_pixels", "video_max_pixels", "freeze_vision_tower", "media_dir"):
+    template = cfg.raw("template")
+    if cfg.has("image_max_pixels", "image_min_pixels", "video_max_pixels", "freeze_vision_tower", "media_dir"):
+        assumed = "one image per sequence: the number of images is not in the config"
+    elif template in SEEING and run.stage != "pt":
+        assumed = (
+            f"one image per sequence, as the template `{template}` takes them: LLaMA-Factory {VERSION} puts one into a"
+            " batch without any as well (data/collator.py)"
+        )
+    else:
         return
-    run.draft.set("training.images", 1, assumed="one image per sequence: the number of images is not in the config")
+    run.draft.set("training.images", 1, assumed=assumed)
     pixels = cfg.integer("image_max_pixels", minimum=1)
     run.choose("training.image_pixels", "image_max_pixels", pixels, 768 * 768, "hparams/model_args.py")
 

@@ -203,6 +203,11 @@ class TestRows:
         assert training(FULL).eval_micro_batch_size is None
         assert training(FULL + "val_size: 0.1\neval_strategy: steps").eval_micro_batch_size == 8
 
+    def test_a_template_that_sees_brings_an_image_into_every_batch(self):
+        seeing = FULL.replace("template: qwen3", "template: llava")
+        assert seeing != FULL
+        assert [training(text).images for text in (FULL, seeing, seeing.replace("sft", "pt"))] == [0, 1, 0]
+
     def test_image_pixels(self):
         found = training(FULL + "image_max_pixels: 262144")
         assert (found.images, found.image_pixels) == (1, 262144)
