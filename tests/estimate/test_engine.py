@@ -15,7 +15,8 @@ from memlint.estimate.ops.linear import Weight, linear
 
 def test_a_storage_lives_as_long_as_something_refers_to_it() -> None:
     pool = Pool()
-    storage = Storage(pool, 1000, TEMPORARIES)
+    storage = Storage()
+    storage.begin(pool, 1000, TEMPORARIES)
     assert pool.live == 1024
     del storage
     assert pool.live == 0
