@@ -34,6 +34,9 @@ def quantise(model: Any, settings: TraceSettings, compute: torch.dtype) -> None:
 
         # The caller switches checkpointing on.
         peft.prepare_model_for_kbit_training(model, use_gradient_checkpointing=False, auto_clear_cache=False)
+        if settings.checkpointing == "reentrant":
+            # What it does for models that do not take input_ids; the others have it from their checkpointing.
+            model.enable_input_require_grads()
     model.requires_grad_(False)
 
 
