@@ -259,6 +259,9 @@ def delta_rule(f: Tape, query: Tensor, key: Tensor, value: Tensor, g: Tensor, be
     values = solve_triangular(f, system, v_beta)
     decayed = solve_triangular(f, system, decayed_beta)
     query = mul(f, query, saving_output(f, total_decay).view(*wide))
+    if chunks == 1:
+        # What only the update of the state has needs no gradient, and goes when this function returns.
+        total_decay, key = total_decay.detach(), key.detach()
     last = slice_of(f, total_decay, (b, heads, chunks, 1))
     key = mul(f, key, saving_output(f, subtract(f, last, total_decay)).view(*wide))
     decay = saving_output(f, slice_of(f, total_decay, (b, heads, chunks)))
