@@ -19,7 +19,7 @@ LLAMA = "meta-llama/Llama-3.1-8B"
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 
 
-def _job(model: str, transformers: str, rows: int = 4, bits: int | None = 4) -> TrainingJob:
+def _job(model: str, transformers: str, rows: int = 4, bits: int | None = 4, torch: str = "2.4") -> TrainingJob:
     row = find(model)
     assert row is not None
     architecture = read_config({k: v for k, v in row.config.items() if k != "quantization_config"}, id=model)
@@ -34,7 +34,7 @@ def _job(model: str, transformers: str, rows: int = 4, bits: int | None = 4) -> 
         checkpointing=Checkpointing(mode="full", reentrant=True),
         attention="flash",
     )
-    versions = {"transformers": transformers, "bitsandbytes": "0.43.3", "torch": "2.4"}
+    versions = {"transformers": transformers, "bitsandbytes": "0.43.3", "torch": torch}
     return TrainingJob(model=model, architecture=architecture, training=training, versions=versions)
 
 
@@ -166,10 +166,18 @@ def test_flash_attention_of_mistral_saved_repeated_heads_before_4_48(rows: int, 
         (LLAMA, "4.45.2", "flash", False),
         (LLAMA, "4.45.2", "sdpa", True),
         (LLAMA, "4.45.2", "eager", False),
+        ("Qwen/Qwen1.5-MoE-A2.7B", "4.57.1", "flash", True),
+        ("allenai/OLMoE-1B-7B-0924", "4.57.1", "sdpa", True),
+        ("allenai/OLMoE-1B-7B-0924", "4.57.1", "flash", False),
     ],
 )
 def test_grouped_heads_were_repeated_before_the_kernel(model: str, version: str, attention: str, repeats: bool) -> None:
-    assert repeats_heads(replace_fields(_job(model, version), {"training.attention": attention})) is repeats
+    job = replace_fields(_job(model, version, torch="2.5"), {"training.attention": attention})
+    assert repeats_heads(job) is repeats
+
+
+def test_sdpa_takes_grouped_heads_from_torch_2_5_on() -> None:
+    assert repeats_heads(replace_fields(_job(LLAMA, "4.57", torch="2.4"), {"training.attention": "sdpa"}))
 
 
 @pytest.mark.parametrize(
@@ -182,7 +190,7 @@ def test_sdpa_got_contiguous_queries_from_4_48_to_4_55(version: str, copies: boo
 def test_repeated_heads_are_saved_at_full_width_and_flash_outputs_are_copied() -> None:
     def held(version: str) -> int:
         changes = {"training.attention": "sdpa", "training.checkpointing.mode": "none"}
-        return run_step(replace_fields(_job(LLAMA, version, rows=1, bits=None), changes)).forward_end_bytes
+        return run_step(replace_fields(_job(LLAMA, version, 1, None, "2.5"), changes)).forward_end_bytes
 
     assert held("4.55") - held("4.57") == 32 * 4096 * 4096 * 2
     assert held("4.53") - held("4.55") == 32 * 2 * 4096 * (32 - 8) * 128 * 2
