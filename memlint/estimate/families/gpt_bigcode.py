@@ -22,8 +22,9 @@ from memlint.estimate.versions import before
 from memlint.models.architecture import Architecture
 
 CACHES = ("hf-trainer", "peft", "trl")
-"""Frameworks that leave a model's ``use_cache`` as its config has it; axolotl (train.py), LLaMA-Factory
-(model/model_utils/checkpointing.py) and ms-swift turn it off in training, TRL from 0.12 on where it loads the model.
+"""Frameworks that leave a model's ``use_cache`` as its config has it. axolotl (loaders/utils.py), LLaMA-Factory
+(model/model_utils/checkpointing.py) and ms-swift (llm/sft.py) turn it off in training; so does TRL from 0.15 on, where
+it loads the model (trainer/sft_trainer.py; read in 0.11 to 0.24).
 """
 
 
@@ -84,7 +85,7 @@ class Model(gpt2.Model):
         b.buffer(int(a.get("max_position_embeddings")) ** 2)
         framework = b.job.framework.partition(" ")[0].lower()
         asked = framework in CACHES and a.get("use_cache", True) and before(b.job, "transformers", 4, 53)
-        off = env.checkpointing.mode == "none" or (framework == "trl" and not before(b.job, "trl", 0, 12))
+        off = env.checkpointing.mode == "none" or (framework == "trl" and not before(b.job, "trl", 0, 15))
         self.held = b.held if asked and not off else None
         """What lives until the loss is there, where keys and values do; without checkpointing they are saved anyhow."""
         self.depth = a.num_hidden_layers
