@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Mapping
 
-from memlint.records import dataclass, field
+from memlint.records import dataclass
 
 COMPONENTS = (
     "parameters",
