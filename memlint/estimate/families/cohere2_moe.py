@@ -13,9 +13,10 @@ from memlint.estimate.env import Env
 from memlint.estimate.errors import kinds_of_layers, required
 from memlint.estimate.families.body import Body
 from memlint.estimate.families.expert_adapters import FoldedRouter, folded_router
+from memlint.estimate.families.gated_mlp import GatedMlp
 from memlint.estimate.families.llama import Attention, layer_kinds
 from memlint.estimate.families.mixtures import Mixture
-from memlint.estimate.families.moe import GatedMlp, Moe
+from memlint.estimate.families.moe import Moe
 from memlint.estimate.families.norms import Norm
 from memlint.estimate.families.shapes import Shape
 from memlint.estimate.ops.attention import softmax

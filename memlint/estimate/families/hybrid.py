@@ -12,6 +12,7 @@ from memlint.estimate.build import Build
 from memlint.estimate.engine.tape import Tape, Tensor
 from memlint.estimate.env import Batch, Env
 from memlint.estimate.errors import Unsupported
+from memlint.estimate.families.gated_mlp import GatedMlp
 from memlint.estimate.families.hybrid_parts import (
     NemotronMoe,
     PlainMlp,
@@ -33,7 +34,7 @@ from memlint.estimate.families.hybrid_types import (
     layer_kinds,
 )
 from memlint.estimate.families.llama import Attention
-from memlint.estimate.families.moe import GatedMlp, Moe
+from memlint.estimate.families.moe import Moe
 from memlint.estimate.families.norms import Norm
 from memlint.estimate.families.rotary import partial_rotary, rotary_tables, rotate_both
 from memlint.estimate.families.shapes import Shape

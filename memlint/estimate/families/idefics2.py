@@ -12,8 +12,8 @@ from memlint.estimate.build import Build
 from memlint.estimate.engine.tape import Tape, Tensor
 from memlint.estimate.env import Env
 from memlint.estimate.errors import Unsupported
+from memlint.estimate.families.gated_mlp import GatedMlp
 from memlint.estimate.families.image_projectors import Projected, Tokens
-from memlint.estimate.families.moe import GatedMlp
 from memlint.estimate.families.norms import Norm
 from memlint.estimate.families.pieces import attend, heads_of
 from memlint.estimate.ops.basic import add, cast, cat

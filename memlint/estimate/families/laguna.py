@@ -13,8 +13,8 @@ from memlint.estimate.env import Env
 from memlint.estimate.errors import kinds_of_layers, required
 from memlint.estimate.families.body import Body, PreNormBlock
 from memlint.estimate.families.expert_adapters import FoldedRouter, expert_targets, folded_router, plain_linear
+from memlint.estimate.families.gated_mlp import GatedMlp
 from memlint.estimate.families.llama import layer_kinds
-from memlint.estimate.families.moe import GatedMlp
 from memlint.estimate.families.norms import Norm
 from memlint.estimate.families.rotary import rotary_tables, rotate_both
 from memlint.estimate.families.shapes import Shape

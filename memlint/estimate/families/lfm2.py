@@ -12,9 +12,10 @@ from memlint.estimate.build import Build
 from memlint.estimate.engine.tape import Tape, Tensor
 from memlint.estimate.env import Batch, Env
 from memlint.estimate.families.body import Body
+from memlint.estimate.families.gated_mlp import GatedMlp
 from memlint.estimate.families.llama import Attention
 from memlint.estimate.families.mixtures import Mixture
-from memlint.estimate.families.moe import GatedMlp, Moe
+from memlint.estimate.families.moe import Moe
 from memlint.estimate.families.norms import Norm
 from memlint.estimate.families.shapes import Shape
 from memlint.estimate.kernels import CONV

@@ -13,8 +13,8 @@ from memlint.estimate.engine.pool import GRADIENTS
 from memlint.estimate.engine.tape import Node, Tape, Tensor
 from memlint.estimate.env import Env
 from memlint.estimate.families.body import Body
+from memlint.estimate.families.gated_mlp import GatedMlp
 from memlint.estimate.families.llama import Attention
-from memlint.estimate.families.moe import GatedMlp
 from memlint.estimate.families.norms import Norm
 from memlint.estimate.families.shapes import Shape
 from memlint.estimate.ops.activations import activate

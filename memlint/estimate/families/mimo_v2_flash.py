@@ -13,9 +13,10 @@ from memlint.estimate.engine.tape import Tape, Tensor
 from memlint.estimate.env import Env
 from memlint.estimate.errors import kinds_of_layers, required
 from memlint.estimate.families.body import Body, PreNormBlock
+from memlint.estimate.families.gated_mlp import GatedMlp
 from memlint.estimate.families.llama import layer_kinds
 from memlint.estimate.families.mixtures import Mixture
-from memlint.estimate.families.moe import GatedMlp, Moe
+from memlint.estimate.families.moe import Moe
 from memlint.estimate.families.norms import Norm
 from memlint.estimate.families.rotary import rotate_both
 from memlint.estimate.families.shapes import Shape

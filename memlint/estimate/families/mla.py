@@ -15,9 +15,10 @@ from memlint.estimate.engine.tape import Node, Tape, Tensor
 from memlint.estimate.env import Env
 from memlint.estimate.errors import Unsupported
 from memlint.estimate.families.body import Body
+from memlint.estimate.families.gated_mlp import GatedMlp
 from memlint.estimate.families.llama4 import turned
 from memlint.estimate.families.mixtures import Mixture
-from memlint.estimate.families.moe import GatedMlp, Moe
+from memlint.estimate.families.moe import Moe
 from memlint.estimate.families.norms import Norm
 from memlint.estimate.families.rotary import rotate
 from memlint.estimate.families.shapes import Shape

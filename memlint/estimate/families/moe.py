@@ -15,7 +15,7 @@ from memlint.estimate.env import Env
 from memlint.estimate.errors import Unsupported, required
 from memlint.estimate.families.body import Body
 from memlint.estimate.families.expert_adapters import ExpertTargets, FoldedRouter, expert_targets
-from memlint.estimate.families.gated_mlp import GatedMlp as GatedMlp
+from memlint.estimate.families.gated_mlp import GatedMlp
 from memlint.estimate.families.jitter import jitter_of, jittered
 from memlint.estimate.families.llama import Attention, layer_kinds
 from memlint.estimate.families.mixtures import TYPES, Mixture, mixture_of

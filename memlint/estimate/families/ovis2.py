@@ -12,7 +12,7 @@ from memlint.estimate.build import Build
 from memlint.estimate.engine.tape import Tape, Tensor
 from memlint.estimate.env import Env
 from memlint.estimate.errors import Unsupported
-from memlint.estimate.families.moe import GatedMlp
+from memlint.estimate.families.gated_mlp import GatedMlp
 from memlint.estimate.families.norms import Norm
 from memlint.estimate.families.pieces import LayerNorm, attend, cut_off, heads_of
 from memlint.estimate.families.vision_tower import side_of
