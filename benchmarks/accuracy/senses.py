@@ -24,7 +24,7 @@ import torch
 
 from benchmarks.accuracy.media import Patches, fake, ids, masked, module_of, unchecked
 from benchmarks.lines import read_lines, write_lines
-from memlint.measure.trace.settings import TraceSettings
+from memlint.measure.trace.settings import LoraSettings, TraceSettings
 
 build_module: Any = importlib.import_module("memlint.measure.trace.build")
 run_module: Any = importlib.import_module("memlint.measure.trace.run")
@@ -202,6 +202,7 @@ def traced(point: dict[str, Any]) -> dict[str, Any]:
         attention=point["attention"],
         optimizer=point["optimizer"],
         freeze=tuple(point.get("freeze", ())),
+        lora=LoraSettings(**point["lora"]) if "lora" in point else None,
     )
     torch_dtype = build_module.DTYPES[weights]
     with contextlib.ExitStack() as stack:

@@ -144,6 +144,10 @@ class LoraLinear:
         x = linear(f, x, self.a) if first is None else first(f, x)
         return linear(f, x, self.b) if second is None else second(f, x)
 
+    def product(self, f: Tape, x: Tensor, weight: Tensor) -> Tensor:
+        """``F.linear`` of the input."""
+        return linear(f, x, weight)
+
     def _dora(self, f: Tape, x: Tensor, result: Tensor, magnitude: Weight) -> Tensor:
         """DoraLinearVariant.forward (variants.py) over DoraLinearLayer.forward (dora.py): result + DoRA's part of it.
 
@@ -161,10 +165,10 @@ class LoraLinear:
         norm = f.new(magnitude.shape, total.dtype)
         del total
         ratio = mul(f, magnitude, norm)  # a quotient, which saves the divisor likewise
-        branch = linear(f, linear(f, x, self.a), self.b)
+        branch = linear(f, self.product(f, x, self.a), self.b)
         bias = getattr(self.base, "bias", None)
         if self.lora.dropout:
-            base = linear(f, x, weight)
+            base = self.product(f, x, weight)
         elif bias is not None:
             base = add(f, base, bias)
         own = mul(f, shift(f, ratio), base)

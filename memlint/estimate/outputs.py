@@ -51,9 +51,11 @@ class _Kept:
 class Outputs:
     """What has been kept, by the parts of the stack that made it."""
 
-    __slots__ = ("kept", "latest")
+    __slots__ = ("dropped", "kept", "latest")
 
     def __init__(self) -> None:
+        self.dropped = False
+        """The last layer's output has been let go before the others'."""
         self.kept: dict[Hashable, _Kept] = {}
         self.latest: Hashable = None
         """Whose output was kept last."""
@@ -77,6 +79,7 @@ class Outputs:
         kept = self.kept.get(self.latest)
         if kept is None:
             return 0
+        self.dropped = True
         if not kept.others:
             kept.tensors.pop()
             return 0
@@ -92,11 +95,12 @@ class Outputs:
     def forget(self, f: Tape, held: bool = False) -> None:
         """Let all go; one that was handed from block to equal block stands for all of theirs.
 
-        ``held``: what follows each layer but the last holds its output, so that nothing goes; where equal layers hand
-        on one storage, letting it go frees the last one's, which :meth:`drop_last` has taken off already.
+        ``held``: what follows each layer but the last holds its output if that has a graph, so that nothing goes but
+        the last one's. Where equal layers hand on one storage, letting it go frees that, which :meth:`drop_last` may
+        have taken off already.
         """
         for kept in self.kept.values():
-            times = -1 if held and kept.repeated else 0 if held else kept.others
+            times = (-1 if kept.repeated and self.dropped else 0) if held else kept.others
             while kept.tensors:
                 x = kept.tensors.pop()
                 component = x.storage.component if x.storage is not None else TEMPORARIES
@@ -105,3 +109,4 @@ class Outputs:
                 f.pool.add(times * (f.pool.live - before), component)
                 times = 0
         self.kept.clear()
+        self.dropped = False

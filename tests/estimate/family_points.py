@@ -69,8 +69,8 @@ def phases_of(point: dict[str, Any], step: Step) -> dict[str, int]:
 
 
 def parameters_of(step: Step) -> int:
-    """Elements of all parameters."""
-    return sum(record.count * record.numel for record in step.build.records)
+    """Elements of the model's own parameters: a trace counts them before it adds an adapter."""
+    return sum(record.count * record.numel for record in step.build.records if record.base)
 
 
 def names_of(point: dict[str, Any]) -> set[str]:

@@ -15,6 +15,7 @@ from memlint.estimate.env import Batch, Env
 from memlint.estimate.families.convnets import Convolution
 from memlint.estimate.families.encoder_heads import labels_of
 from memlint.estimate.families.pieces import LayerNorm, attend, heads_of
+from memlint.estimate.families.strided import strided
 from memlint.estimate.ops.activations import activate
 from memlint.estimate.ops.basic import add, cast, cat, copy, dropout, mul, saving_output, scale
 from memlint.estimate.ops.convolutions import batch_norm, mean_over
@@ -78,7 +79,7 @@ class Layer:
         inner = int(width * float(a.get("mlp_ratios")[stage]))
         self.up, self.down = (
             b.linear(f"{name}.mlp.fc1", width, inner, True),
-            b.linear(f"{name}.mlp.fc2", inner, width, True),
+            strided(b.linear(f"{name}.mlp.fc2", inner, width, True)),
         )
         self.depthwise = Convolution(b, f"{name}.mlp.dwconv.dwconv", inner, inner, 3, 1, groups=inner)
 
@@ -92,15 +93,8 @@ class Layer:
         x = states_of(f, self.depthwise(f, map_of(f, x), 1))
         x = activate(f, x, self.act)
         x = dropout(f, x, self.dropout)
-        half = to_autocast(f, x)
-        # The convolution leaves its map channels first: the product copies its states.
-        given = copy(f, half) if x.shape[0] > 1 else half
-        out = self.down(f, given)
-        del given
-        # The bias of a strided input is added by itself (aten/src/ATen/native/Linear.cpp).
-        product = f.like(out)
-        del product, half
-        x = out
+        # The convolution leaves its map channels first.
+        x = self.down(f, x)
         return dropout(f, x, self.dropout)
 
     def __call__(self, f: Tape, x: Tensor) -> Tensor:

@@ -23,6 +23,7 @@ from memlint.estimate.ops.ctc import ctc_loss
 from memlint.estimate.ops.images import convolution, requiring_grad
 from memlint.estimate.ops.loss import cross_entropy
 from memlint.estimate.ops.views import fill_in_place, put_in_place
+from memlint.estimate.outputs import held_by_the_next
 from memlint.estimate.stack import Stack
 from memlint.job import Checkpointing, TrainingJob
 from memlint.models.architecture import Architecture
@@ -273,7 +274,7 @@ class SpeechModel:
         if self.classified:
             loss = cross_entropy(f, output[0], batch.labels)
             output.clear()
-            self.body.layers.forget(f)
+            self.body.layers.outputs.forget(f, f.grad_enabled and held_by_the_next(self.body.env.checkpointing))
             return loss
         return ctc_loss(f, output[0], batch.labels)
 
