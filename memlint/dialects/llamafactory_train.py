@@ -134,7 +134,11 @@ def read_checkpointing(run: Run) -> None:
     if offloaded:
         run.put("training.checkpointing.mode", "offload", "use_unsloth_gc")
         run.put("training.checkpointing.offload", True, "use_unsloth_gc")
-    elif trainer:
+        # A function of its own with reentry, whatever `use_reentrant` says, also after the Trainer's call
+        # (LLaMA-Factory 0.9.5 model/model_utils/checkpointing.py _gradient_checkpointing_enable).
+        run.put("training.checkpointing.reentrant", True, "use_unsloth_gc")
+        return
+    if trainer:
         run.put("training.checkpointing.mode", "full", "gradient_checkpointing")
     elif disabled is not None:
         run.put("training.checkpointing.mode", "full", "disable_gradient_checkpointing")

@@ -91,7 +91,7 @@ PRECISION: dict[str, Field] = {
 ACTIVATION_CHECKPOINTING: dict[str, Field] = {
     "mode": Field("choice", "none, full, selective or offload", CHECKPOINTING),
     "every": _count("checkpoint every n-th layer", 10_000),
-    "reentrant": _flag("torch.utils.checkpoint use_reentrant"),
+    "reentrant": _flag("torch.utils.checkpoint use_reentrant; true where left out with mode offload"),
     "offload": _flag("checkpoint inputs go to pinned host memory"),
     "save": Field("strings", "selective: operations whose output is kept"),
 }

@@ -23,7 +23,7 @@ CHECKPOINTING_SHORT: dict[str, dict[str, Any]] = {
     "none": {"mode": "none"},
     "full": {"mode": "full"},
     "selective": {"mode": "selective"},
-    "offload": {"mode": "offload", "offload": True},
+    "offload": {"mode": "offload", "offload": True, "reentrant": True},
 }
 
 
@@ -80,6 +80,8 @@ def nested_values(name: str, value: Any, short: Mapping[str, Mapping[str, Any]])
         fields.setdefault("mode", "full")
         if fields["mode"] == "offload":
             fields["offload"] = True
+            # As the functions of Unsloth, LLaMA-Factory and axolotl do; transformers' own is `full` with `offload`.
+            fields.setdefault("reentrant", True)
     return fields
 
 

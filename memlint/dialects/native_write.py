@@ -100,6 +100,6 @@ def _checkpointing(current: Any, changes: Mapping[str, Any]) -> KeyEdit:
     if isinstance(current, dict) and len(changes) == 1:
         (name,) = changes
         return KeyEdit(path=("training", "activation_checkpointing", name), value=values[name])
-    if set(values) == {"mode"}:
+    if set(values) == {"mode"} or values == {"mode": "offload", "reentrant": True}:
         return KeyEdit(path=("training", "activation_checkpointing"), value=values["mode"])
     return KeyEdit(path=("training", "activation_checkpointing"), value=values)

@@ -31,10 +31,12 @@ class Stack:
         alone: Sequence[int] = (),
         taps: Sequence[int] = (),
         loose: Sequence[int] = (),
+        numbers: Sequence[int] = (),
     ) -> None:
         """``alone``: indexes of layers that are run themselves: they make the first gradient of a tensor that others
         share, who add to it. ``taps``: those whose output :attr:`after` sees, beside these and the first
-        ``build.apart``. ``loose``: those whose input something beside the stack holds longer.
+        ``build.apart``. ``loose``: those whose input something beside the stack holds longer. ``numbers``: the layers'
+        own among the model's, where it has further ones that do not run.
         """
         self.parts: list[tuple[int, Part]] = []
         """The first layer's index and what runs, in order; a part that stands for several is there as often."""
@@ -53,13 +55,14 @@ class Stack:
         every = build.training.checkpointing.every
         total = len(kinds)
         build.layers += total
-        self.first = build.first_layer
-        """Number of the first layer among all of the model's, of which every n-th is checkpointed (transformers 5.24
+        own = numbers or range(total)
+        self.numbers = [build.first_layer + number for number in own]
+        """The layers' among all of the model's, of which every n-th is checkpointed (transformers 5.24
         modeling_utils.py _set_gradient_checkpointing)."""
         trained = build.training.trainable_layers
         counted = total if build.depth is None else build.depth
         self.keys: list[Hashable] = [
-            (kind, (self.first + index) % every == 0, trained is None or _trains(index, counted, trained))
+            (kind, self.numbers[index] % every == 0, trained is None or _trains(own[index], counted, trained))
             for index, kind in enumerate(kinds)
         ]
         if build.float8 is not None and build.float8.first_layer and total:
@@ -68,7 +71,7 @@ class Stack:
         """Only some layers are checkpointed: what one leaves to the next (``Env.left``) is not freed as its equal's."""
 
         def layer(index: int, count: int = 1) -> Place:
-            build.layer_frozen = trained is not None and not _trains(index, counted, trained)
+            build.layer_frozen = trained is not None and not _trains(own[index], counted, trained)
             unit = self.sharding.unit(count) if self.sharding.wrap == "layer" else None
             made = make(build, kinds[index], index)
             build.layer_frozen = trained is not None
@@ -201,9 +204,9 @@ class Stack:
             for index, layer, unit in part.copy(number):
                 given = others if self.before is None else (*others, *self.before(f, index))
                 if unit is None:
-                    x = env.call(f, layer, self.first + index, x, *given)
+                    x = env.call(f, layer, self.numbers[index], x, *given)
                 else:
-                    x = self.sharding.run(f, unit, _Call(env, layer, self.first + index), x, *given)
+                    x = self.sharding.run(f, unit, _Call(env, layer, self.numbers[index]), x, *given)
                 del given
                 held, env.left = env.left, None
                 if self.keeps and index != part.layers[-1][0]:
@@ -227,7 +230,7 @@ class Stack:
 
     def _shared(self, env: Env, part: Part) -> list[Any]:
         """What checkpointed layers' closures hold until their backward (see :meth:`Env.call`)."""
-        return [env.closure(layer) for index, layer, _ in part.layers if env.checkpointed(self.first + index)]
+        return [env.closure(layer) for index, layer, _ in part.layers if env.checkpointed(self.numbers[index])]
 
     def _equal(self, place: int) -> int:
         """How many layers from this place on are the same to a tape, with nothing done between them."""

@@ -95,6 +95,9 @@ def _inputs_on_the_host(job: TrainingJob, share: float, price: int) -> Remedy:
     if _framework(job) in _TRAINERS:
         # transformers and TRL have a switch beside the one for checkpointing.
         changes = {"training.checkpointing.mode": "full", "training.checkpointing.offload": True}
+    elif _framework(job) != "axolotl" and not job.training.checkpointing.reentrant:
+        # The function of Unsloth and LLaMA-Factory has reentry whatever the job says.
+        changes["training.checkpointing.reentrant"] = True
     return Remedy(
         name="checkpointing-offload",
         dimension="checkpointing",

@@ -248,6 +248,18 @@ class TestStep:
         assert (found.mode, found.offload) == ("offload", True)
 
     @pytest.mark.parametrize(
+        "text",
+        [
+            "",
+            "use_reentrant_gc: false",
+            "gradient_checkpointing: true\ngradient_checkpointing_kwargs: {use_reentrant: false}",
+            "fsdp: full_shard\nfsdp_config: {version: 2}",
+        ],
+    )
+    def test_unsloth_checkpoints_have_reentry_whatever_is_asked_for(self, text):
+        assert training(FULL + "use_unsloth_gc: true\n" + text).checkpointing.reentrant
+
+    @pytest.mark.parametrize(
         ("stage", "loss"), [("sft", "fused"), ("pt", "fused"), ("dpo", "standard"), ("rm", "standard")]
     )
     def test_ligers_fused_loss_serves_pre_training_and_sft_only(self, stage, loss):

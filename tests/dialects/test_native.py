@@ -128,6 +128,20 @@ hardware: {target: 2x8xH100-80GB}
     assert replace(again, origins={}, assumptions=()) == replace(job, origins={}, assumptions=())
 
 
+@pytest.mark.parametrize(
+    ("text", "reentrant"),
+    [
+        ("offload", True),
+        ("{mode: offload, every: 2}", True),
+        ("{mode: offload, reentrant: false}", False),
+        ("{mode: full, offload: true}", False),
+    ],
+)
+def test_offloaded_checkpoints_have_reentry_unless_the_file_says_otherwise(text, reentrant):
+    job = read_text(f"memlint: 1\nmodel: acme/m\ntraining: {{activation_checkpointing: {text}}}\n").jobs[0]
+    assert (job.training.checkpointing.offload, job.training.checkpointing.reentrant) == (True, reentrant)
+
+
 def test_set_changes_fields_of_any_job_and_keeps_the_rest():
     job = read_text("memlint: 1\nmodel: acme/m\ntraining: {sequence_length: 512}\n").jobs[0]
     sets = [

@@ -115,8 +115,11 @@ class TextModel(LlamaModel):
 
         kinds = ["cross" if i in crossing else "full" for i in run]
         self.crossing = [index for index, kind in enumerate(kinds) if kind == "cross"]
-        last = self.crossing[-1:]
-        return Stack(b, kinds, make, alone=last if b.sharding.zero is not None else ())
+        last = self.crossing[-1:] if b.sharding.zero is not None else ()
+        b.depth = a.num_hidden_layers
+        stack = Stack(b, kinds, make, alone=last, numbers=run)
+        b.depth = None
+        return stack
 
     def body(self, f: Tape, x: Tensor, batch: Batch) -> Tensor:
         """Layers and final norm; ``env.state['states']`` are the tower's projected states."""

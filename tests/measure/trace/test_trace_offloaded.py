@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,10 +13,11 @@ pytest.importorskip("transformers")
 
 import torch
 
+from memlint.engine.source import open_source
 from memlint.estimate.simulate import run_step
 from memlint.job import Checkpointing, Precision, Training, TrainingJob
 from memlint.measure.trace import run as run_module
-from memlint.measure.trace.settings import TraceSettings
+from memlint.measure.trace.settings import LoraSettings, TraceSettings
 from tests.estimate.traced import architecture, phases_of
 
 pytestmark = [pytest.mark.measure, pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")]
@@ -61,9 +64,18 @@ def offload_layers(model: Any, settings: TraceSettings) -> None:
     from transformers.modeling_layers import GradientCheckpointingLayer
 
     model.gradient_checkpointing_enable({"use_reentrant": True})
-    for module in model.modules():
-        if isinstance(module, GradientCheckpointingLayer):
-            module._gradient_checkpointing_func = Offloaded.apply
+    layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
+    for index, layer in enumerate(layers):
+        layer._gradient_checkpointing_func = Offloaded.apply
+        layer.gradient_checkpointing = index % settings.checkpoint_every == 0
+
+
+def compare(job: TrainingJob, settings: TraceSettings, monkeypatch: pytest.MonkeyPatch, *, rel: float) -> None:
+    """A job's phases against those of the real model with unsloth's checkpoints."""
+    monkeypatch.setattr(run_module, "checkpoint_layers", offload_layers)
+    real = run_module.trace(CONFIG, settings, every_layer=True).phase_peaks
+    for name, size in phases_of(run_step(job, (8, 0))).items():
+        assert size == pytest.approx(real[name], rel=rel), name
 
 
 @pytest.mark.parametrize(
@@ -83,10 +95,36 @@ def test_what_comes_back_from_the_host_lives_until_its_layer_is_done(
             checkpointing=Checkpointing(mode="offload", reentrant=True),
         ),
     )
-    monkeypatch.setattr(run_module, "checkpoint_layers", offload_layers)
     settings = TraceSettings(
         batch=2, seq=500, weights=weights, autocast=autocast, checkpointing="reentrant", optimizer="sgd"
     )
-    real = run_module.trace(CONFIG, settings, every_layer=True).phase_peaks
-    for name, size in phases_of(run_step(job, (8, 0))).items():
-        assert size == pytest.approx(real[name], rel=0.002), name
+    compare(job, settings, monkeypatch, rel=0.002)
+
+
+def test_every_second_layer_of_a_job_file_goes_to_the_host_under_adapters(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = """
+memlint: 1
+model: %s
+training:
+  method: lora
+  lora: {rank: 8}
+  precision: fp32
+  micro_batch_size: 4
+  sequence_length: 1024
+  optimizer: sgd
+  activation_checkpointing: {mode: offload, every: 2}
+"""
+    path = tmp_path / "job.yaml"
+    path.write_text(text % json.dumps(CONFIG), encoding="utf-8")
+    settings = TraceSettings(
+        batch=4,
+        seq=1024,
+        weights="fp32",
+        checkpointing="reentrant",
+        checkpoint_every=2,
+        optimizer="sgd",
+        lora=LoraSettings(rank=8),
+    )
+    compare(open_source(str(path), offline=True, isolated=True).job, settings, monkeypatch, rel=1e-4)
