@@ -43,7 +43,10 @@ class Hooked:
 class Tower:
     """Siglip2VisionModel: patches [B, P, C * T * T], ``filled`` of them an image's own -> hidden states [B, P, H]."""
 
-    def __init__(self, a: Architecture, b: Build, env: Env, name: str) -> None:
+    def __init__(self, a: Architecture, b: Build, env: Env, name: str, *, worded: bool = True) -> None:
+        """``worded``: its model's main input is ids, so that checkpointing hooks the embedding before PEFT is there
+        (transformers 5.24 modeling_utils.py gradient_checkpointing_enable); any other's is hooked around the adapter.
+        """
         self.a, self.env = a, env
         h, self.patch = a.hidden_size, side_of(a.get("patch_size", 16))
         self.values = int(a.get("num_channels", 3)) * self.patch**2
@@ -51,7 +54,7 @@ class Tower:
         """Rows of the table of positions, those of a square."""
         at = f"{name}.embeddings"
         self.project: Any = b.linear(f"{at}.patch_embedding", self.values, h, True)
-        if isinstance(self.project, LoraLinear):
+        if worded and isinstance(self.project, LoraLinear):
             self.project.base = Hooked(self.project.base, env)
         self.positions = b.parameter(f"{at}.position_embedding.weight", self.grid, h)
         kind = Kind()

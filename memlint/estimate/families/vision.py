@@ -96,7 +96,7 @@ class ImageTower:
         if a.model_type == "siglip2_vision_model":
             from memlint.estimate.families import siglip2_vision
 
-            self.tower = siglip2_vision.Alone(a, b, env, name)
+            self.tower = siglip2_vision.Alone(a, b, env, name, worded=pooled)
         else:
             self.tower = Tower(a, b, env, name)
         idle, b.idle = b.idle, b.idle or not pooled
