@@ -62,7 +62,7 @@ class Stack:
         trained = build.training.trainable_layers
         counted = total if build.depth is None else build.depth
         self.keys: list[Hashable] = [
-            (kind, self.numbers[index] % every == 0, trained is None or _trains(own[index], counted, trained))
+            (kind, self.numbers[index] % every == 0, trained is None or trains_layer(own[index], counted, trained))
             for index, kind in enumerate(kinds)
         ]
         if build.float8 is not None and build.float8.first_layer and total:
@@ -71,7 +71,7 @@ class Stack:
         """Only some layers are checkpointed: what one leaves to the next (``Env.left``) is not freed as its equal's."""
 
         def layer(index: int, count: int = 1) -> Place:
-            build.layer_frozen = trained is not None and not _trains(own[index], counted, trained)
+            build.layer_frozen = trained is not None and not trains_layer(own[index], counted, trained)
             unit = self.sharding.unit(count) if self.sharding.wrap == "layer" else None
             made = make(build, kinds[index], index)
             build.layer_frozen = trained is not None
@@ -279,7 +279,7 @@ class _Call:
         return self.env.call(f, self.layer, self.index, *inputs)
 
 
-def _trains(index: int, depth: int, trained: int) -> bool:
+def trains_layer(index: int, depth: int, trained: int) -> bool:
     """method freeze: of ``depth`` layers the last ``trained`` ones train (a negative number: the first ones).
 
     LLaMA-Factory 0.9.5 model/adapter.py _setup_freeze_tuning numbers by the config's depth, whatever a stack's own is.

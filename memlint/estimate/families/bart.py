@@ -6,7 +6,7 @@ blenderbot_small and m2m_100.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Container
 
 from memlint.estimate.build import Build, Linear
 from memlint.estimate.engine.pool import LOGITS, TEMPORARIES
@@ -131,14 +131,32 @@ class Layer:
 
 
 def stack(
-    a: Architecture, b: Build, env: Env, side: str, layers: int, layer: Any = Layer, name: str | None = None
+    a: Architecture,
+    b: Build,
+    env: Env,
+    side: str,
+    layers: int,
+    layer: Any = Layer,
+    name: str | None = None,
+    cut: Container[int] = (),
 ) -> Stack:
-    """The layers of one side. The last decoder layer is apart where no norm follows: its gradient is the head's own."""
+    """The layers of one side. The last decoder layer is apart where no norm follows: its gradient is the head's own.
+
+    ``cut``: layers whose parameters get no gradient, although they train.
+    """
     decoder = side == "decoder"
     apart = decoder and (a.model_type not in PRE_NORM or b.sharding.zero is not None)
     kinds = ["layer"] * (layers - 1) + ["last" if apart else "layer"]
+    kinds = [f"{kind} cut" if index in cut else kind for index, kind in enumerate(kinds)]
     at = f"{name or f'model.{side}'}.layers"
-    return Stack(b, kinds, lambda build, kind, i: layer(a, build, f"{at}.{i}", env, decoder=decoder))
+
+    def make(build: Build, kind: str, index: int) -> Any:
+        idle, build.idle = build.idle, build.idle or index in cut
+        made = layer(a, build, f"{at}.{index}", env, decoder=decoder)
+        build.idle = idle
+        return made
+
+    return Stack(b, kinds, make)
 
 
 class Side:

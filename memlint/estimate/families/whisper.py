@@ -5,7 +5,7 @@ Source: transformers 5.24 models/whisper/modeling_whisper.py.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Iterable
 
 from memlint.estimate.build import Build, Linear
 from memlint.estimate.engine.pool import INPUTS, LOGITS, TEMPORARIES
@@ -23,6 +23,7 @@ from memlint.estimate.ops.linear import Weight, cast_weight, embedding, to_autoc
 from memlint.estimate.ops.loss import cross_entropy
 from memlint.estimate.ops.views import index
 from memlint.estimate.peft_prompts import OUTSIDE
+from memlint.estimate.stack import trains_layer
 from memlint.job import TrainingJob
 from memlint.models.architecture import Architecture
 
@@ -128,6 +129,32 @@ def hooked_by_peft(b: Build) -> bool:
     return quantization is None or (quantization.kbit_preparation and training.checkpointing.reentrant)
 
 
+def reenters(env: Env) -> bool:
+    """Whether checkpointed layers run inside CheckpointFunction, which selective checkpointing has no use for."""
+    return env.checkpointing.reentrant and env.checkpointing.mode not in ("none", "selective")
+
+
+def cut_layers(b: Build, env: Env, name: str, count: int, entry: Iterable[Weight]) -> set[int]:
+    """Layers of a stack behind the weights ``entry`` whose parameters get no gradient, although they train.
+
+    Nothing hooks what embeds where the model trains as it is (see :func:`hooked_by_peft`), and CheckpointFunction makes
+    no gradient for what trains in a layer no input of which asks for one: the checkpointed ones before the first layer
+    that trains without a checkpoint (torch 2.13 utils/checkpoint.py).
+    """
+    trained = b.training.trainable_layers
+    if not reenters(env) or any(weight.node is not None for weight in entry):
+        return set()
+    depth, frozen, cut = b.depth or count, b.layer_frozen, set()
+    for number in range(count):
+        b.layer_frozen = trained is not None and not trains_layer(number, depth, trained)
+        if env.checkpointed(b.first_layer + number):
+            cut.add(number)
+        elif b.trains(f"{name}.layers.{number}.fc1.weight"):
+            break
+    b.layer_frozen = frozen
+    return cut
+
+
 class Encoder:
     """WhisperEncoder: mel features [B, M, 2 L] -> hidden states [B, L, H]."""
 
@@ -143,9 +170,13 @@ class Encoder:
         # WhisperEncoder freezes them, but from_pretrained of transformers 5.24 puts parameters in their place that
         # train.
         self.positions = b.parameter(f"{name}.embed_positions.weight", self.length, h)
-        self.layers = bart.stack(a, b, env, "encoder", int(a.get("encoder_layers")), Layer, name)
-        self.norm = LayerNorm(b, f"{name}.layer_norm", h)
         self.hooked = hooked_by_peft(b)
+        count, cut = int(a.get("encoder_layers")), set[int]()
+        if b.training.method in ("full", "freeze"):
+            entry = self.conv1, self.bias1, self.conv2, self.bias2, self.positions
+            cut = cut_layers(b, env, name, count, entry)
+        self.layers = bart.stack(a, b, env, "encoder", count, Layer, name, cut)
+        self.norm = LayerNorm(b, f"{name}.layer_norm", h)
 
     def __call__(self, f: Tape, features: Tensor) -> Tensor:
         """The encoder's forward."""
@@ -187,6 +218,9 @@ class Decoder:
         position_embeds = index(f, self.positions, (rows, length, embeds.shape[-1]), position_ids)
         x = add(f, embeds, position_embeds)
         x = dropout(f, x, self.dropout)
+        if reenters(env) and source.node is not None and env.checkpointed(self.layers.numbers[0]):
+            # The encoder's states are among the checkpoint's inputs: it has a graph, whatever the embedding does.
+            x = requiring_grad(f, x)
         state["mask"] = env.mask(f, rows, length, embeds.dtype)
         state["source"], state["cross mask"] = shared(f, source), None
         del state
