@@ -275,6 +275,13 @@ def test_every_second_layer_is_counted_through_towers_and_language_model() -> No
     assert peak(run_step(job("llava", frozen), (8, 0))) == pytest.approx(222609920, rel=0.0005)
 
 
+@pytest.mark.parametrize(("kind", "traced"), [("gemma4", 327628288), ("qwen2_5_omni_thinker", 240510464)])
+def test_layers_of_towers_that_a_text_leaves_idle_are_counted_too(kind: str, traced: int) -> None:
+    """Gemma 4's image tower has five, and the omni thinker's audio tower three, before those of the text."""
+    alone = {"training.images": 0, "training.checkpointing": EVERY_SECOND}
+    assert peak(run_step(job(kind, alone), (8, 0))) == pytest.approx(traced, rel=0.0005)
+
+
 @pytest.mark.parametrize("layer", [7, 10**9])
 def test_a_hidden_state_that_the_tower_does_not_have_is_refused_at_once(layer: int) -> None:
     """llava's tower has six layers here; a config from a pull request may name any number."""

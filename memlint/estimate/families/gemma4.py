@@ -48,7 +48,7 @@ class Attention:
     def __init__(self, a: Architecture, b: Build, name: str, kind: Kind, index: int) -> None:
         h, bias = a.hidden_size, bool(a.get("attention_bias", False))
         self.kind, self.mode, _ = kind
-        self.index, self.model_type = index, a.model_type
+        self.index, self.number, self.model_type = index, b.first_layer + index, a.model_type
         self.heads = int(a.get("num_attention_heads"))
         self.kv, self.dim = self.widths(a)
         self.dropout = float(a.get("attention_dropout", 0.0))

@@ -139,7 +139,7 @@ def stored(f: Tape, env: Env, layer: Any, source: Tensor, k: Tensor, v: Tensor) 
     """
     kept = env.state["kv"]
     reentrant = env.checkpointing.reentrant
-    if not env.checkpointed(layer.index) or not f.grad_enabled:
+    if not env.checkpointed(layer.number) or not f.grad_enabled:
         refuse_kept_graph(f, env, (k, v), layer.model_type)
         k, v = kept[layer.kind] = summed(f, k), summed(f, v)
     elif f.hollow:

@@ -30,6 +30,7 @@ def held(a: Architecture, b: Build, name: str) -> None:
     for index in range(depth if every else 1):
         _layer(a, b, f"{name}.layers.{index}", key_bias=newer)
     b.count = 1
+    b.layers += depth
     LayerNorm(b, f"{name}.ln_post", h)
     if not newer:
         b.linear(f"{name}.proj", h, out, True)

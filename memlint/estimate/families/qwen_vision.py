@@ -211,12 +211,13 @@ class Tower:
         if self.positions is not None and cut_off(env, self.weight, self.bias, self.positions.weight):
             b.idle = True
         # What a merger takes as well, the next layer holds with it.
+        sound = part(whole, "audio_config")
+        b.first_layer = 0 if sound is None else int(sound.get("encoder_layers"))
         self.layers = Stack(b, kinds, make, taps=self.taps, loose=[i + 1 for i in self.taps])
         b.idle = idle
         self.merger = Merger(a, b, f"{name}.merger")
         deep = "merger_list" if a.model_type == "qwen3_omni_moe_vision_encoder" else "deepstack_merger_list"
         self.deep = [Merger(a, b, f"{name}.{deep}.{i}", wide=True) for i in range(len(self.taps))]
-        sound = part(whole, "audio_config")
         if sound is not None:
             omni_audio.held(sound, b, "model.audio_tower")
 

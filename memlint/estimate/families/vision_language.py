@@ -120,8 +120,8 @@ class Body:
         self.head_name = "language_model.lm_head" if whole.model_type == "llama4" else "lm_head"
         scope = "language_model.model." if whole.model_type == "llama4" else f"model.{language}."
         b.scope, b.apart = scope, len(getattr(self.tower, "taps", ()))
-        # Mllama's tower is not checkpointed; Gemma 4's layers ask by their own numbers whether they are.
-        b.first_layer = 0 if whole.model_type == "mllama" or text.family == "gemma" else b.layers
+        # The towers of Llama 3.2 Vision and Gemma 3n hold no layers that transformers checkpoints.
+        b.first_layer = 0 if whole.model_type in ("mllama", "gemma3n") else b.layers
         self.text = _body_of(text)(text, b, env)
         b.scope, b.apart, b.first_layer = "", 0, 0
         blocks = whole.model_type in BLOCKS or text.get("use_bidirectional_attention") == "vision"
