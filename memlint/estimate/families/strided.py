@@ -60,4 +60,5 @@ class StridedLora(LoraLinear):
 
     def _branch(self, f: Tape, x: Tensor) -> Tensor:
         x = dropout(f, x, self.lora.dropout)
-        return linear(f, self.product(f, x, self.a), self.b)
+        x = self.product(f, x, self.a)  # lets the dropped input go
+        return linear(f, x, self.b)
