@@ -22,7 +22,7 @@ from tests.estimate.family_points import agrees_with_its_trace, is_extended_exac
 from tests.estimate.traced import points
 
 POINTS = points("traces_media.jsonl")
-TOLD = ("do_stable_layer_norm", "layer_type", "mask_time_prob")
+TOLD = ("depths", "do_stable_layer_norm", "layer_type", "mask_time_prob")
 """Fields that tell points of one type apart."""
 
 

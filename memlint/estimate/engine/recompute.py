@@ -142,11 +142,12 @@ def replay(tape: Tape, node: Node) -> list[Tensor | None]:
     leaf = _cut_off if limit is None else None
     gates = [Node(leaf, (), (), (), None, TEMPORARIES) for _ in node.saved] if ready is None else ready.gates
     inputs = []
-    for tensor, gate in zip(node.saved, gates):
+    for tensor, gate, edge in zip(node.saved, gates, node.edges):
         assert tensor is not None
         storage = tensor.storage or tape.new(tensor.shape, tensor.dtype).storage
-        inputs.append(Tensor(tensor.shape, tensor.dtype, storage, gate))
-    tensor = storage = gate = None
+        # What asked for no gradient asks for none again.
+        inputs.append(Tensor(tensor.shape, tensor.dtype, storage, gate if edge is not None else None))
+    tensor = storage = gate = edge = None
     floor = len(tape.nodes)
     held_before, tape.lingering = tape.lingering, []
     # Without reentry it is the first saved tensor asked for that starts the recomputation: sums, casts and
