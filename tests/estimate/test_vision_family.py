@@ -277,9 +277,14 @@ def test_every_second_layer_is_counted_through_towers_and_language_model() -> No
 
 @pytest.mark.parametrize(("kind", "traced"), [("gemma4", 327628288), ("qwen2_5_omni_thinker", 240510464)])
 def test_layers_of_towers_that_a_text_leaves_idle_are_counted_too(kind: str, traced: int) -> None:
-    """Gemma 4's image tower has five, and the omni thinker's audio tower three, before those of the text."""
     alone = {"training.images": 0, "training.checkpointing": EVERY_SECOND}
     assert peak(run_step(job(kind, alone), (8, 0))) == pytest.approx(traced, rel=0.0005)
+
+
+def test_gemma4_looks_up_its_further_embeddings_before_its_tower_runs() -> None:
+    given = {"training.sequence_length": 257, "training.padding": True, "training.image_pixels": 224**2}
+    step = run_step(job("gemma4", SETUPS["checkpointing"] | given), (8, 0))
+    assert peak(step) == pytest.approx(339537408, rel=0.0005)
 
 
 @pytest.mark.parametrize("layer", [7, 10**9])

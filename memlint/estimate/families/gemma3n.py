@@ -198,7 +198,7 @@ class Model(gemma4.Model):
         """See Gemma 4's."""
         return int(self.a.get("head_dim"))
 
-    def inputs(self, f: Tape, x: Tensor, ids: Tensor) -> Tensor:
+    def inputs(self, f: Tape, x: Tensor, ids: Tensor, own: Tensor | None = None) -> Tensor:
         """get_per_layer_inputs and project_per_layer_inputs: [B, S, L, P]."""
         rows, length, _ = x.shape
         shape = (rows, length, self.a.num_hidden_layers, self.width)

@@ -212,6 +212,7 @@ class Model:
         self.embed = b.embedding("model.embed_tokens", rows, h, entry=True, scaled=True)
         b.buffer(4)
         self.kinds = kinds_of(a, b)
+        self.early: tuple[Tensor | None, Tensor | None] = None, None
         self.layers = Stack(b, self.kinds, lambda build, kind, index: Block(a, build, kind, index, env))
         self.norm = Norm(b, "model.norm", h)
         for kind in self.types:
@@ -240,11 +241,16 @@ class Model:
         """The model's forward up to its last hidden state."""
         return self.body(f, self.embed(f, batch.ids), batch)
 
-    def inputs(self, f: Tape, x: Tensor, ids: Tensor) -> Tensor:
+    def ahead(self, f: Tape, ids: Tensor, x: Tensor) -> None:
+        """What Gemma4Model makes before its towers run: it looks up, and never uses the embeddings that it hands on."""
+        if self.width and self.a.model_type == "gemma4_text":
+            self.early = (f.like(x), scale(f, self.own_embed(f, ids)))
+
+    def inputs(self, f: Tape, x: Tensor, ids: Tensor, own: Tensor | None = None) -> Tensor:
         """get_per_layer_inputs and project_per_layer_inputs: [B, S, L, P]."""
         rows, length, _ = x.shape
         shape = (rows, length, self.a.num_hidden_layers, self.width)
-        looked_up = scale(f, self.own_embed(f, ids)).view(*shape)
+        looked_up = (scale(f, self.own_embed(f, ids)) if own is None else own).view(*shape)
         projected = scale(f, self.own_project(f, x)).view(*shape)
         projected = self.own_norm(f, projected)
         return scale(f, add(f, projected, looked_up))
@@ -252,8 +258,9 @@ class Model:
     def body(self, f: Tape, x: Tensor, batch: Batch) -> Tensor:
         """Layers and final norm over embedded inputs x [B, S, H]."""
         env, (rows, length, _) = self.env, x.shape
-        given = self.inputs(f, x, batch.ids) if self.width else None
         state = env.state
+        (unused, own), self.early = self.early, (None, None)
+        given = self.inputs(f, x, batch.ids, own) if self.width else None
         state["positions"] = f.new((1, length), "int64")
         state["kv"] = {}
         window = int(self.a.get("sliding_window"))
@@ -269,7 +276,7 @@ class Model:
         x = self.layers(f, env, x)
         self.layers.before = None
         x = self.norm(f, x)
-        del given, embedded
+        del given, embedded, unused, own
         env.release()
         return x
 

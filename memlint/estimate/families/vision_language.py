@@ -146,6 +146,9 @@ class Body:
         before, among = getattr(self.tower, "before", None), None
         if before is not None:
             embeds, among = before(f, batch.ids, embeds)
+        ahead = getattr(self.text, "ahead", None)
+        if ahead is not None:
+            ahead(f, batch.ids, embeds)
         image = None
         if batch.pixels is not None and not self.crossing:
             count = self.training.images * batch.rows
