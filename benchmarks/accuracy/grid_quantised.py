@@ -208,11 +208,10 @@ def quantised_tables(path: str = FILE) -> list[str]:
 
 
 REST = """The trace runs bitsandbytes 0.50.2's Python, its CUDA operators' included (memlint/measure/trace/bnb_kernels.py);
-the launches do nothing. With checkpointing each point is off by the int64 position ids, which the checkpointed layers
-hold (8 bytes a token); Gemma by the scale of its embeddings; mixtures under autocast by the half copies of the
-router's adapter (8.5 KiB a layer). Up to 1536 tokens bitsandbytes may run a fused kernel that
-needs no dequantised weight in the forward: the prediction has one. Columns with outliers, whose copies LLM.int8() keeps,
-depend on the data: neither side has any."""
+the launches do nothing. What is left are 2 KiB, whatever the model's size, and of mixtures under autocast the half
+copies of the router's adapter (8.5 KiB a layer). Up to 1536 tokens bitsandbytes may run a fused kernel that needs no
+dequantised weight in the forward: the prediction has one. Columns with outliers, whose copies LLM.int8() keeps, depend
+on the data: neither side has any."""
 
 
 def main() -> int:

@@ -36,8 +36,7 @@ class Compared:
 
 REENTRANT = """The trace adds a second gradient in place where PyTorch's engine would, which it tells from the references to the
 first (input_buffer.cpp): a reentrant checkpoint's call holds its incoming gradient. Traces made before that was counted
-were one tensor of a layer's width too low at times. What is left of a peak under checkpointing is the int64 position
-ids, which the checkpointed layers hold (8 bytes a token)."""
+were one tensor of a layer's width too low at times."""
 
 
 def compared(row: dict[str, Any], job: TrainingJob) -> Compared:
