@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sys import getrefcount
-from typing import Any, Hashable
+from typing import Hashable
 
 from memlint.estimate.engine.pool import TEMPORARIES
 from memlint.estimate.engine.tape import Tape, Tensor
@@ -14,27 +14,6 @@ def held_by_the_next(checkpointing: Checkpointing) -> bool:
     """Whether a layer's output lives on as the input of the checkpoint that follows."""
     inside = checkpointing.mode == "none" or checkpointing.mode == "offload" or checkpointing.offload
     return not inside and checkpointing.every == 1
-
-
-class HeldEmbedding:
-    """An embedding whose output may live until the model's outputs go (``hidden_states[0]``)."""
-
-    def __init__(self, inner: Any, *, keeps: bool) -> None:
-        self.inner = inner
-        self.keeps = keeps
-        self.held: Tensor | None = None
-
-    @property
-    def weight(self) -> Any:
-        """The table."""
-        return self.inner.weight
-
-    def __call__(self, f: Tape, ids: Tensor) -> Tensor:
-        """ids [...] -> [..., H]."""
-        out: Tensor = self.inner(f, ids)
-        if self.keeps:
-            self.held = out.detach()
-        return out
 
 
 class _Kept:
@@ -51,9 +30,11 @@ class _Kept:
 class Outputs:
     """What has been kept, by the parts of the stack that made it."""
 
-    __slots__ = ("dropped", "kept", "latest")
+    __slots__ = ("dropped", "given", "kept", "latest")
 
     def __init__(self) -> None:
+        self.given: Tensor | None = None
+        """What the first layer was given: ``hidden_states[0]``."""
         self.dropped = False
         """The last layer's output has been let go before the others'."""
         self.kept: dict[Hashable, _Kept] = {}
@@ -109,4 +90,4 @@ class Outputs:
                 f.pool.add(times * (f.pool.live - before), component)
                 times = 0
         self.kept.clear()
-        self.dropped = False
+        self.given, self.dropped = None, False

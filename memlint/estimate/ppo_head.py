@@ -116,7 +116,7 @@ class HeadedPpo:
         f.component = TEMPORARIES
         f.cast_cache.clear()
         f.autocast = None
-        self.entered = self.policy.embed.held if self.enters and f.grad_enabled else None
+        self.entered = self.policy.given() if self.enters and f.grad_enabled else None
         self.policy.forget(f)
         del hidden
         return [whole, cast(f, values, "fp32")]

@@ -6,6 +6,7 @@ Sources: TRL 1.12 ``experimental/ppo/ppo_trainer.py`` (generate, batch_generatio
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, Callable
 
 from memlint.estimate.build import Build
@@ -15,7 +16,7 @@ from memlint.estimate.env import Batch
 from memlint.estimate.errors import Unsupported
 from memlint.estimate.heads import matrix_of
 from memlint.estimate.ops.basic import slice_of
-from memlint.estimate.outputs import HeldEmbedding, Outputs, held_by_the_next
+from memlint.estimate.outputs import Outputs, held_by_the_next
 from memlint.models.architecture import Architecture
 from memlint.units import DTYPE_BYTES
 
@@ -83,8 +84,6 @@ class Keeping:
         self.layers = layers if hasattr(layers, "keeps") else None
         self.owed = 0
         """Bytes of the last layer's output, where something else than this list holds it."""
-        self.embed = HeldEmbedding(body.embed, keeps=False)
-        body.embed = self.embed
 
     def __call__(self, f: Tape, batch: Batch, *, hidden: bool, cache: bool) -> tuple[Tensor, list[Any]]:
         """The last hidden states [B, S, H], and keys and values of every layer, for the caller to hold."""
@@ -93,7 +92,6 @@ class Keeping:
             self.env.state["cache"] = kept
         if self.layers is not None:
             self.layers.keeps = hidden
-        self.embed.keeps = hidden
         out = self.body(f, batch)
         if cache and not kept and not f.grad_enabled:
             # This family's code has no cache; where gradients are kept, so are keys and values.
@@ -108,25 +106,22 @@ class Keeping:
         owed, self.owed = self.owed, 0
         return f.record(out.detach(), _let_go, (out,), (), owed) if owed and out.node is not None else out
 
+    def given(self) -> Tensor | None:
+        """What the first layer was given, where that is kept."""
+        return None if self.layers is None else self.layers.outputs.given
+
     def forget(self, f: Tape) -> None:
         """Let the hidden states go."""
         if self.layers is not None:
             self.layers.outputs.forget(f, f.grad_enabled and held_by_the_next(self.env.checkpointing))
-        self.embed.held = None
 
     def taken(self, f: Tape) -> Callable[[], None]:
         """Set the hidden states aside: what lets them go, after another forward has kept its own."""
-        embedded, self.embed.held = [self.embed.held], None
         layers = self.layers
         kept = Outputs()
         if layers is not None:
             kept, layers.outputs = layers.outputs, kept
-
-        def forget() -> None:
-            embedded.clear()
-            kept.forget(f)
-
-        return forget
+        return partial(kept.forget, f)
 
 
 def _let_go(f: Tape, node: Node, grad: Tensor) -> tuple[Tensor]:

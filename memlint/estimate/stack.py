@@ -155,6 +155,8 @@ class Stack:
         before_them = fully or self.sharding.zero
         if before_them is not None:
             x = before_them.before_layers(f, x)
+        if self.keeps:
+            self.outputs.given = x.detach()
         done: dict[Hashable, Block] = {}
         neighbours = self.keeps or not f.alike
         self.known.begin(f, env, plain=not neighbours)

@@ -12,7 +12,7 @@ from memlint.estimate.heads import CausalHead, matrix_of
 from memlint.estimate.ops.basic import cast, dropout
 from memlint.estimate.ops.fused_loss import summed
 from memlint.estimate.ops.linear import linear, to_autocast
-from memlint.estimate.outputs import HeldEmbedding, held_by_the_next
+from memlint.estimate.outputs import held_by_the_next
 from memlint.estimate.stack import Stack
 from memlint.models.architecture import Architecture
 
@@ -37,8 +37,6 @@ class ValueHead:
         self.bias = b.parameter("v_head.summary.bias", 1, dtype="fp32", trainable=True)
         self.layers = body.layers if isinstance(getattr(body, "layers", None), Stack) else None
         self.held = held_by_the_next(b.training.checkpointing)
-        self.embed = HeldEmbedding(body.embed, keeps=True)
-        body.embed = self.embed
         if self.layers is not None:
             self.layers.keeps = True
 
@@ -65,7 +63,6 @@ class ValueHead:
         f.component = TEMPORARIES
         if self.layers is not None:
             self.layers.outputs.forget(f, f.grad_enabled and self.held)
-        self.embed.held = None
         return values
 
     def loss(self, f: Tape, logits: Tensor | None, hidden: Tensor | None, batch: Batch) -> Tensor:

@@ -22,13 +22,12 @@ CLASSIC = points("traces_ppo_llamafactory.jsonl")
 @pytest.mark.parametrize("run", [*OWN, *CLASSIC], ids=title)
 def test_the_simulation_agrees_with_the_trainer_in_every_phase(run: dict[str, Any]) -> None:
     phases, traced = phases_of(simulated(run)), run["phase_peaks"]
-    # GPT-2's first hidden state is the sum of two embeddings; small tensors of a number a row are not all counted.
-    rel = 0.009 if run["config"]["model_type"] == "gpt2" else 0.002
+    rel = 0.0015  # small tensors of a number a row are not all counted
     assert peak(phases)[0] == peak(traced)[0]
     assert peak(phases)[1] == pytest.approx(peak(traced)[1], rel=rel)
     for name, size in traced.items():
         # The gradient of the layers' input, which the old logits' graph holds, is counted in the next forward alone.
-        wide = 0.015 if name == "optimizer" and run["checkpointing"] != "none" else max(rel, 0.003)
+        wide = 0.015 if name == "optimizer" and run["checkpointing"] != "none" else 0.005
         assert phases[name] == pytest.approx(size, rel=wide), name
 
 

@@ -189,6 +189,13 @@ def replay(tape: Tape, node: Node) -> list[Tensor | None]:
     node.meta = None
     around = tape.unpacked, tape.around
     tape.unpacked, tape.around = limit is not None, (floor, gates)
+    if limit is not None:
+        # The hooks of the first run's saved tensors hold the inputs: the last of them goes before the block's end.
+        first = floor
+        while first < len(tape.nodes) and not tape.nodes[first].saved:
+            first += 1
+        tape.unwind(first)
+        node.saved = ()
     tape.unwind(floor)
     tape.unpacked, tape.around = around
     if limit is None:
