@@ -31,6 +31,7 @@ _WIDE: dict[str, Any] = {
 }
 MODELS: dict[str, dict[str, Any]] = {
     "llama": {"model_type": "llama", **_WIDE},
+    "wide": {"model_type": "llama", **_WIDE, "hidden_size": 1024, "num_attention_heads": 16, "vocab_size": 32000},
     "qwen2": {
         **{"model_type": "qwen2", "hidden_size": 896, "intermediate_size": 4864, "num_hidden_layers": 2},
         **{"num_attention_heads": 14, "num_key_value_heads": 2, "vocab_size": 151936, "tie_word_embeddings": True},
@@ -156,6 +157,12 @@ def liger_points() -> Iterator[dict[str, Any]]:
         yield _point(kind, **adapted, options=options, precision="bf16-bf16", checkpointing="nonreentrant")
         yield _point(kind, "gpt2", **fields, options=options, batch=1)
         yield _point(kind, "qwen2", **adapted, options=options, precision="bf16-bf16", batch=1, seq=1024)
+        if kind != "grpo":
+            # The width decides which of its kernels inductor runs first.
+            yield _point(kind, "wide", **fields, options=options, batch=1, seq=200)
+            yield _point(kind, "wide", **fields, options=options, precision="bf16-autocast", batch=1)
+            yield _point(kind, "wide", **fields, options=options, precision="bf16-autocast", batch=1, seq=1024)
+            yield _point(kind, "wide", **adapted, options=options, precision="bf16-autocast", batch=1)
     yield _point("grpo", batch=1, seq=3072, completion=2560, options={"use_liger_kernel": True})
 
 

@@ -37,12 +37,12 @@ def test_the_simulation_agrees_with_the_trainer(run: dict[str, Any]) -> None:
 def test_ligers_chunked_loss_agrees_with_the_trainer_that_runs_it(run: dict[str, Any]) -> None:
     step, traced = simulated(run), run["phase_peaks"]
     phases = phases_of(step)
-    # Inductor takes the sum of a KTO row's logits before their gradient where the row's size allows it.
-    rel = 0.005 if run["objective"] == "kto" else 0.001
-    assert max(phases.values()) == pytest.approx(max(traced.values()), rel=rel)
-    # The trainer's forward of the reference is a part of the loss here.
+    assert max(phases.values()) == pytest.approx(max(traced.values()), rel=0.001)
+    # The trainer's forward of the reference is a part of the loss here. Of 8192 words a KTO row's logits happen to be
+    # summed up row by row, so that they need not stay for their mean.
+    rel = 0.02 if run["objective"] == "kto" else 0.002
     before = max(phases["forward"], phases["loss"])
-    assert before == pytest.approx(max(traced["forward"], traced["loss"]), rel=4 * rel)
+    assert before == pytest.approx(max(traced["forward"], traced["loss"]), rel=rel)
     assert phases["backward"] == pytest.approx(traced["backward"], rel=0.001)
     # Of one row the engine's thread may hold no gradient any more.
     assert step.forward_end_bytes == pytest.approx(run["forward_end_bytes"], rel=0.006)

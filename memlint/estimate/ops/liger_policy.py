@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from memlint.estimate.engine.pool import GRADIENTS, LOGITS, TEMPORARIES
 from memlint.estimate.engine.tape import Node, Tape, Tensor
+from memlint.units import DTYPE_BYTES
 
 TOKENS, WORDS = 2048, 4096
 """_SELECTIVE_LOGPROB_SEQ_CHUNK_SIZE and _SELECTIVE_LOGPROB_VOCAB_CHUNK_SIZE: fused_linear_ppo.py."""
@@ -70,16 +71,19 @@ def preference_loss(
 ) -> Tensor:
     """DPO's (``rows`` 2: a pair a chunk) or KTO's (1) loss over hidden states [B, S, H] and the head's weight [V, H].
 
-    reference: hidden states and weight of the reference model. copies: a chunk is a concatenation of two parts. The
-    always: Liger before 0.8.3 (0.8.4 for GRPO), which takes the head's gradient where it is frozen too. The
-    logits stay until their mean is taken last; where the rows of a KTO chunk happen to be the parts of that sum,
-    inductor takes it first, and the gradient takes the logits' place (2 bytes a logit less, seen at 511 x 8192).
+    reference: hidden states and weight of the reference model. copies: a chunk is a concatenation of two parts.
+    always: Liger before 0.8.3 (0.8.4 for GRPO), which takes the head's gradient where it is frozen too. Inductor
+    orders the kernels by the peak that it expects of them (torch/_inductor/memory.py reorder_for_peak_memory): it takes
+    the logits' mean first, and their gradient takes their place, where what the products after it give outweighs the
+    fp32 buffer before; else the mean comes last and the logits stay.
     """
     f.component = LOGITS
     sums = _Gradients(f, hidden, weight, rows, always=always)
     _, length, width = hidden.shape
     shape, words = (rows, length, width), (rows * length, weight.shape[0])
     part = other = logits = theirs = None
+    products = (sums.enters * rows * length + sums.learns * weight.shape[0]) * width * DTYPE_BYTES[hidden.dtype]
+    replaces = products > DTYPE_BYTES["fp32"] * words[0] * words[1]
     for _ in range(sums.chunks):
         # The loop's variables hold the chunk before until this one is there.
         part = f.new(shape, hidden.dtype) if copies else None
@@ -91,7 +95,7 @@ def preference_loss(
         if sums.enters or sums.learns:
             scattered = f.new(words, "fp32")
             theirs = None
-            gradient = f.new(words, hidden.dtype)
+            gradient = logits if replaces else f.new(words, hidden.dtype)
             del scattered
             if sums.enters:
                 sums.parts.append(f.new(shape, hidden.dtype))
