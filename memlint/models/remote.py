@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any, Mapping
 
-from memlint.models.traits import EXPERT_MODULES, LOSS_IN_OWN_DTYPE, NORMED_HEAD
+from memlint.models.traits import EXPERT_MODULES, LOSS_IN_OWN_DTYPE, NORMED_HEAD, UNEVEN_LAYERS
 from memlint.records import dataclass, field
 
 
@@ -29,6 +29,7 @@ class Remote:
 
 
 OWN_LOSS = frozenset({LOSS_IN_OWN_DTYPE})
+UNEVEN = frozenset({UNEVEN_LAYERS})
 
 BAICHUAN_2_VOCABULARY = 125696
 """vocab_size that tells Baichuan 2 from its forerunner of the same model_type (config.json of either)."""
@@ -90,8 +91,9 @@ REMOTE: dict[str, Remote] = {
     "stablelm_epoch": Remote("stablelm"),
     "RefinedWeb": Remote("falcon", names={"n_layer": "num_hidden_layers", "n_head": "num_attention_heads"}),
     "RefinedWebModel": Remote("falcon", names={"n_layer": "num_hidden_layers", "n_head": "num_attention_heads"}),
-    "nemotron-nas": Remote("llama", "its blocks differ from one another; computed as if all were whole"),
-    "decilm": Remote("llama", "its layers differ in key/value heads; computed with the largest number"),
+    "nemotron-nas": Remote("llama", traits=UNEVEN),
+    "deci": Remote("llama", traits=UNEVEN),
+    "decilm": Remote("llama", traits=UNEVEN),
     "openelm": Remote(
         "llama",
         "its layers differ in width; computed with the widest",

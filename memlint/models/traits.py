@@ -11,6 +11,9 @@ NORMED_HEAD = "normed head"
 EXPERT_MODULES = "experts are modules"
 """modeling_deepseek.py of DeepSeek MoE keeps each expert as a module of linear layers, and has one softmax router."""
 
+UNEVEN_LAYERS = "layers differ"
+"""Layers of the Llama shape have heads and widths of their own, or lack a part (estimate/families/uneven.py)."""
+
 MASK_PER_LAYER = "mask per layer"
 """Qwen's code of August 2023: QWenAttention registers a [P, P] bool mask in every layer, P = max_position_embeddings
 (as kept in modelscope 1.9.5, models/nlp/qwen/backbone.py:154). Later revisions register one for the model, then none,

@@ -10,6 +10,7 @@ from memlint.estimate.env import Batch, Env
 from memlint.estimate.errors import Unsupported
 from memlint.job import TrainingJob
 from memlint.models.architecture import Architecture
+from memlint.models.traits import UNEVEN_LAYERS
 
 
 class Trainable(Protocol):
@@ -66,7 +67,7 @@ OF_LLAMAS_SHAPE = {"diffllama": "diffllama", "granite_swa": "granite_swa"}
 def decoder_body(architecture: Architecture) -> Any | None:
     """The body of a decoder of another shape than the job's own (PPO's reward and value models); None: no such one."""
     if architecture.family == "llama":
-        module = OF_LLAMAS_SHAPE.get(architecture.model_type, "llama")
+        module = _of_llamas_shape(architecture)
     elif architecture.family == "gpt2":
         from memlint.estimate.families.gpt import MODULES
 
@@ -84,12 +85,18 @@ def decoder_body(architecture: Architecture) -> Any | None:
     return import_module(f"memlint.estimate.families.{module}").Model
 
 
+def _of_llamas_shape(architecture: Architecture) -> str:
+    if UNEVEN_LAYERS in architecture.traits:
+        return "uneven"
+    return OF_LLAMAS_SHAPE.get(architecture.model_type, "llama")
+
+
 def _decoder(job: TrainingJob, build: Build, env: Env) -> Trainable:
     from memlint.estimate.families.decoder import DecoderModel
 
     assert job.architecture is not None
-    module = OF_LLAMAS_SHAPE.get(job.architecture.model_type)
-    if module is not None:
+    module = _of_llamas_shape(job.architecture)
+    if module != "llama":
         from importlib import import_module
 
         return DecoderModel(job, build, env, import_module(f"memlint.estimate.families.{module}").Model)
