@@ -61,9 +61,14 @@ def make_model(
         if getattr(config, name, None):
             # A step in which every layer runs: M2M-100's and Wav2Vec2's leave some out by chance.
             setattr(config, name, 0.0)
+    chosen: str | None = attention
     if attention == "flash":
         flash.register()
-        attention = flash.NAME
+        chosen = flash.NAME
+    elif attention == "sdpa":
+        # What transformers takes where nothing is asked for: eager where the class has no other (GPT-OSS, BLOOM,
+        # Mamba), which refuses to be asked for sdpa.
+        chosen = None
     owner = getattr(transformers, HEADS[head])
     if head == "causal" and type(config) in transformers.AutoModelForImageTextToText._model_mapping:
         # The tower is there for text alone too: axolotl 0.19 loaders/model.py _set_auto_model_loader, LLaMA-Factory
@@ -72,8 +77,8 @@ def make_model(
         owner = transformers.AutoModelForImageTextToText
     with torch.device(device), no_init_weights():
         options = {"trust_remote_code": True} if remote else {}
-        model = owner.from_config(config, dtype=dtype, attn_implementation=attention, **options)
-    if attention == flash.NAME and not getattr(model, "_supports_flash_attn", True):
+        model = owner.from_config(config, dtype=dtype, attn_implementation=chosen, **options)
+    if chosen == flash.NAME and not getattr(model, "_supports_flash_attn", True):
         name = type(model).__name__
         raise SettingError(f"transformers' {name} does not run with flash attention", "training.attention")
     stray = any(parameter.device.type == "cpu" for parameter in model.parameters())

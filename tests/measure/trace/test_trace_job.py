@@ -196,3 +196,20 @@ def test_kinds_of_layers_that_a_class_computes_are_left_to_it(job: Any, capsys: 
     bamba = {**TINY, "model_type": "bamba", "attn_layer_indices": [1], **mamba}
     assert run(job({"sequence_length": 32}, bamba), "--output-format", "json") == 0
     assert json.loads(capsys.readouterr().out)["method"] == "traced"
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {**TINY, "model_type": "gpt_oss", "num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 16},
+        {"model_type": "bloom", "hidden_size": 64, "n_layer": 2, "n_head": 4, "vocab_size": 1024},
+        {"model_type": "mamba", "hidden_size": 64, "num_hidden_layers": 2, "state_size": 8, "vocab_size": 1024},
+    ],
+    ids=lambda config: str(config["model_type"]),
+)
+def test_a_class_without_sdpa_is_traced_with_what_transformers_takes_by_default(
+    job: Any, config: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(job({"sequence_length": 32}, config), "--output-format", "json") == 0
+    peak = json.loads(capsys.readouterr().out)["comparison"]["peak"]
+    assert peak["simulated"] == pytest.approx(peak["traced"], rel=0.001)
