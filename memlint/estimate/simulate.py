@@ -37,7 +37,7 @@ def simulate(job: TrainingJob, target: Target | None = None) -> Estimate:
         notes = (*notes, sentence(step.missing - ruled_out(job), peak.peak_bytes, lowest_peak(job, lighter)))
     elif peak.phase == "backward":
         timeline = step.one_kernel
-    notes = (*notes, *sentences(job, step.asked))
+    notes = (*notes, *sentences(job, step.asked), *_other_attention(job, prepared))
     lowest, most = lowest_peak(job, timeline), peak.peak_bytes
     compiled = compiled_step(job, capability, world)
     if compiled is not None:
@@ -104,6 +104,13 @@ def simulate(job: TrainingJob, target: Target | None = None) -> Estimate:
         paged_bytes=step.paged,
         assumptions=(*job.assumptions, *notes),
     )
+
+
+def _other_attention(job: TrainingJob, prepared: Prepared) -> tuple[str, ...]:
+    asked, taken = job.training.attention, prepared.env.attention
+    if taken == asked or job.architecture is None:
+        return ()
+    return (f"`{job.architecture.model_type}` has no {asked} attention in transformers: computed with {taken}",)
 
 
 def _with_kernels(job: TrainingJob, step: Step, prepared: Prepared) -> list[PhasePeak] | None:

@@ -200,3 +200,12 @@ def test_adapters_of_parameters_are_as_large_as_peft_makes_them(model_type: str)
 def test_adapters_of_parameters_that_are_not_followed_are_said() -> None:
     named = adapter(targets=("q_proj",), target_parameters=("7.mlp.experts.down_proj",))
     assert any("7.mlp.experts.down_proj) are not followed" in note for note in simulate(qwen(named)).assumptions)
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [("sdpa", ["`gpt_oss` has no sdpa attention in transformers: computed with eager"]), ("eager", [])],
+)
+def test_another_attention_than_the_job_names_is_said(asked: str, said: list[str]) -> None:
+    made = qwen({"training.attention": asked}, model_type="gpt_oss", num_local_experts=4, layer_types=None)
+    assert [note for note in simulate(made).assumptions if "attention" in note] == said
