@@ -244,6 +244,18 @@ SHAPES: dict[str, dict[str, Any]] = {
         }
         for name in ("v0.1", "Instruct-v0.1")
     },
+    # As its config.json is quoted where the model was released, and in ports of it: 131.6 B parameters.
+    "databricks/dbrx-instruct": {
+        "model_type": "dbrx",
+        "d_model": 6144,
+        "n_heads": 48,
+        "n_layers": 40,
+        "max_seq_len": 32768,
+        "vocab_size": 100352,
+        "attn_config": {"clip_qkv": 8, "kv_n_heads": 8, "rope_theta": 500000},
+        "ffn_config": {"ffn_hidden_size": 10752, "moe_num_experts": 16, "moe_top_k": 4},
+        "torch_dtype": "bfloat16",
+    },
     # --- GPT-2 shapes
     "openai-community/gpt2-large": {"model_type": "gpt2", "n_embd": 1280, "n_layer": 36, "n_head": 20},
     "EleutherAI/gpt-j-6b": {"model_type": "gptj", "vocab_size": 50400, "n_embd": 4096, "n_layer": 28, "n_head": 16},

@@ -75,6 +75,12 @@ def make_model(
         # 0.9.5 model/loader.py, TRL 1.16 create_model_from_path (architectures[0]). AutoModelForCausalLM has classes
         # of the text part alone (MllamaForCausalLM).
         owner = transformers.AutoModelForImageTextToText
+    if not remote and type(config) not in getattr(owner, "_model_mapping", {type(config): owner}):
+        raise SettingError(
+            f"transformers has no `{config.model_type}` that takes text with the head of this objective"
+            f" ({HEADS[head]}), and a trace makes no images or sound",
+            "training.objective",
+        )
     with torch.device(device), no_init_weights():
         options = {"trust_remote_code": True} if remote else {}
         model = owner.from_config(config, dtype=dtype, attn_implementation=chosen, **options)

@@ -36,7 +36,7 @@ def layer_kinds(config: Any, every: int = 1) -> tuple[str, ...]:
     """
     count = int(config.num_hidden_layers)
     kinds = [""] * count
-    for name in ("layer_types", "mlp_layer_types", "layers_block_type"):
+    for name in ("layer_types", "mlp_layer_types", "layers_block_type", "attention_layers"):
         values = getattr(config, name, None)
         if isinstance(values, (list, tuple)) and len(values) == count:
             kinds = [f"{kind} {value}" for kind, value in zip(kinds, values)]
@@ -78,10 +78,13 @@ def shallow(source: Mapping[str, Any], config: Any, depth: int) -> dict[str, Any
     values[sorted(names - {"num_hidden_layers"})[0] if len(names) > 1 else "num_hidden_layers"] = depth
     if getattr(config, "num_decoder_layers", None) == full:
         values["num_decoder_layers"] = depth
-    for name in ("layer_types", "mlp_layer_types", "layers_block_type", "no_rope_layers"):
+    for name in ("layer_types", "mlp_layer_types", "layers_block_type", "attention_layers", "no_rope_layers"):
         per_layer = getattr(config, name, None)
         if isinstance(per_layer, (list, tuple)) and len(per_layer) == full:
             values[name] = list(per_layer[:depth])
+    if "attention_types" in values or getattr(config, "attention_types", None):
+        # GPT-Neo states kinds and how often they are repeated.
+        values["attention_types"] = [[list(config.attention_layers[:depth]), 1]]
     return values
 
 

@@ -213,3 +213,21 @@ def test_a_class_without_sdpa_is_traced_with_what_transformers_takes_by_default(
     assert run(job({"sequence_length": 32}, config), "--output-format", "json") == 0
     peak = json.loads(capsys.readouterr().out)["comparison"]["peak"]
     assert peak["simulated"] == pytest.approx(peak["traced"], rel=0.001)
+
+
+def test_a_deep_gpt_neo_is_traced_shallow_with_its_own_kinds_of_layers(
+    job: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kinds = {"num_layers": 16, "attention_types": [[["global", "local"], 8]], "window_size": 16}
+    neo = {"model_type": "gpt_neo", "hidden_size": 64, "num_heads": 4, "vocab_size": 1024, **kinds}
+    peaks = []
+    for option in ("--quiet", "--every-layer"):
+        assert run(job({"sequence_length": 32, "attention": "eager"}, neo), "--output-format", "json", option) == 0
+        peaks.append(json.loads(capsys.readouterr().out)["peak"]["allocated_bytes"])
+    assert peaks[0] == peaks[1]
+
+
+def test_a_model_that_takes_no_text_is_refused_in_a_sentence(job: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    vit = {"model_type": "vit", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+    with pytest.raises(UserError, match=r"no `vit` that takes text .* a trace makes no images or sound"):
+        run(job(None, vit))
