@@ -117,6 +117,13 @@ def points() -> Iterator[dict[str, Any]]:
         yield _point("sft", options={"loss_type": "nll"}, precision="bf16", batch=1)
         yield _point("sft", options={"loss_type": "nll"}, precision="bf16-bf16", checkpointing="nonreentrant")
         yield _point("sft", options={"loss_type": "nll"}, precision="bf16-bf16", checkpointing="reentrant", lora=LORA)
+    # Short rows of a wide model: the weights' half copies count for more than the logits.
+    short: dict[str, Any] = {"precision": "bf16-autocast", "checkpointing": "nonreentrant", "batch": 1, "seq": 200}
+    yield _point("kto", "wide", reference="copy", **short)
+    yield _point("orpo", "wide", **short)
+    yield _point("grpo", "wide", **short)
+    yield _point("dpo", "mixtral", reference="copy", lora=LORA, precision="bf16-bf16", seq=333)
+    yield _point("kto", "mixtral", reference="adapter", lora=LORA, checkpointing="nonreentrant", batch=1, seq=200)
     yield _point("grpo", "qwen2", seq=2048, batch=4, checkpointing="nonreentrant", precision="bf16-autocast")
     yield _point("grpo", reference="copy", options={"beta": 0.04, "loss_type": "grpo"})
 
@@ -139,6 +146,21 @@ def factory_points() -> Iterator[dict[str, Any]]:
             _point(kind, "qwen2", **adapted, batch=1, seq=1024),
         ):
             yield {**point, "options": {}, "framework": "llamafactory"}
+    adapted = {"precision": "bf16-autocast", "batch": 1, "lora": LORA}
+    for point in (
+        # What the value head's model makes of logits that nobody reads: a frozen head's cast, a scale, a cap.
+        _point("reward", "wide", **adapted, seq=200),
+        _point("reward", "cohere", precision="fp32", checkpointing="reentrant", seq=257),
+        _point("reward", "gemma2", attention="eager", batch=3, seq=200),
+        # A stated reference model has no adapters, of experts neither.
+        _point("kto", "mixtral", precision="bf16-bf16", lora=LORA, reference="copy", padding=True, seq=200),
+        _point("simpo", "wide", batch=1, seq=333),
+        _point("simpo", "wide", **adapted, checkpointing="reentrant", seq=200),
+        _point(
+            "dpo", "wide", precision="bf16-autocast", checkpointing="nonreentrant", reference="copy", batch=1, seq=200
+        ),
+    ):
+        yield {**point, "options": {}, "framework": "llamafactory"}
 
 
 def liger_points() -> Iterator[dict[str, Any]]:

@@ -62,6 +62,12 @@ def points() -> Iterator[dict[str, Any]]:
     yield _point(precision="bf16-bf16", accumulation=2, scorer=small)
     large = {**MODELS["llama"], "model_type": "qwen2", "hidden_size": 1024, "intermediate_size": 2816}
     yield _point("gpt2", precision="bf16-autocast", optimizer="adamw", scorer=large)
+    yield _point("gpt2", precision="bf16-bf16", batch=3)
+    ungrouped = {**MODELS["llama"], "num_key_value_heads": 8, "intermediate_size": 512}
+    yield _point(precision="bf16-autocast", attention="eager", config=ungrouped)
+    # While a token is computed, each row copies the matrices of the experts it goes to.
+    yield _point("mixtral", precision="bf16", batch=4, accumulation=2, seq=64)
+    yield _point("mixtral", precision="bf16-bf16", lora=LORA, batch=4, accumulation=4, seq=64)
 
 
 def classic_points() -> Iterator[dict[str, Any]]:
@@ -74,6 +80,8 @@ def classic_points() -> Iterator[dict[str, Any]]:
     yield _point(**{**adapted, "reward": "copy", "rollout_batch": 1}, batch=1, buffer=2)
     yield _point("qwen2", **{**adapted, "rollout_batch": 1}, batch=1, checkpointing="reentrant", padding=True)
     yield _point("gpt2", **{**own, "reward": "none"}, precision="bf16-autocast", accumulation=2)
+    yield _point("qwen2", **{**own, "rollout_batch": 1}, precision="bf16", batch=1, seq=128)
+    yield _point("mixtral", **{**adapted, "rollout_batch": 4}, batch=4, seq=64)
 
 
 def traced(point: dict[str, Any]) -> Any:

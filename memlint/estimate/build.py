@@ -7,6 +7,8 @@ back: a plain linear, a frozen base with a LoRA branch, or a quantised one.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import lru_cache
 from math import prod
 from typing import Any
@@ -115,6 +117,13 @@ class Build:
     def all_leaves(self) -> list[Leaf]:
         """Everything that gets a gradient in a step."""
         return self.leaves + self.made_again
+
+    @contextmanager
+    def reference_model(self) -> Iterator[None]:
+        """While a frozen copy of the model is made: it has no adapters, neither of layers nor of parameters."""
+        lora, self.lora, self.reference = self.lora, None, True
+        yield
+        self.lora, self.reference = lora, False
 
     def _scoped(self, name: str) -> str:
         if self.scope and name.startswith("model.") and not name.startswith(self.scope):

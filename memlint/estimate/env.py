@@ -247,6 +247,7 @@ class Env:
             assert self.prefix is not None
             k, v = self.prefix.join(f, k, v)
         if self.attention == "eager":
+            joined = joined or (causal and self.state.get("cache") is not None)
             return eager_attention(f, q, k, v, mask, p, softcap=softcap, joined=joined)
         if self.repeats:
             k, v = repeat_kv(f, k, q.shape[1]), repeat_kv(f, v, q.shape[1])

@@ -16,7 +16,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from memlint.estimate.build import Build
-from memlint.estimate.engine.pool import COMMUNICATION, DECOMPOSED, Pool
+from memlint.estimate.engine.pool import COMMUNICATION, DECOMPOSED, TEMPORARIES, Pool
 from memlint.estimate.engine.tape import Tape
 from memlint.estimate.env import Env
 from memlint.estimate.errors import Unsupported
@@ -221,7 +221,7 @@ def _forward(job: TrainingJob, target: Target | None, rows: int) -> _Forward | N
 def _generate(tape: Tape, job: TrainingJob, model: Any, rows: int) -> None:
     """Run the prompt's forward and keep keys and values of whole completions, where the family has a cache."""
     from memlint.estimate.families.decoder import DecoderModel
-    from memlint.estimate.rollout import Keeping, cached, gathered_bytes
+    from memlint.estimate.rollout import Decoding, Keeping, cached, gathered_bytes
 
     training = job.training
     assert job.architecture is not None
@@ -233,7 +233,9 @@ def _generate(tape: Tape, job: TrainingJob, model: Any, rows: int) -> None:
     policy = Keeping(job.architecture, model.body)
     gathered = gathered_bytes(model.build)
     tape.pool.add(gathered, COMMUNICATION)
-    cached(tape, policy, model.head, rows, length - completion, completion, padding=training.padding)
+    cache = cached(tape, policy, model.head, rows, length - completion, completion, padding=training.padding)
+    tape.pool.touch(Decoding(job.architecture, model.build.records).bytes(rows), TEMPORARIES)
+    del cache
     tape.pool.add(-gathered, COMMUNICATION)
     model.head.loss_kind = kind
     tape.cast_cache.clear()

@@ -133,12 +133,12 @@ class Policy:
             # Inside the model's forward, so under its autocast.
             return trl_log_probs(f, hidden, matrix_of(head.head), self.scored, widens=self.widens), None, None
         del hidden
+        f.cast_cache.clear()
         if self.whole or f.autocast is not None:
-            # LLaMA-Factory's own cast, else accelerate's convert_outputs_to_fp32 around the model's forward
-            # (utils/operations.py, 1.15).
+            # LLaMA-Factory's own cast, else accelerate's convert_outputs_to_fp32 around the model's forward and the
+            # autocast inside it (utils/operations.py, 1.15).
             logits = cast(f, logits, "fp32")
         f.autocast = None
-        f.cast_cache.clear()
         if self.whole:
             return log_softmax_gather(f, logits), None, logits
         assert batch.labels is not None

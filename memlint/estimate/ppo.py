@@ -23,7 +23,7 @@ from memlint.estimate.heads import matrix_of
 from memlint.estimate.ops.basic import add, cast, slice_of
 from memlint.estimate.ops.fused_loss import summed
 from memlint.estimate.ops.logps import divided_in_place, selective_log_softmax
-from memlint.estimate.rollout import Keeping, Model, batch_of, generate
+from memlint.estimate.rollout import Decoding, Keeping, Model, batch_of, generate
 from memlint.job import TrainingJob, replace_fields
 from memlint.models.architecture import Architecture
 from memlint.records import replace
@@ -86,6 +86,7 @@ class Ppo:
         self.again = self.rollouts // training.mini_batches > self.rows
         """Another micro batch of the same mini batch has run: what the loop's variables hold of it is alive."""
         self.padding = training.padding
+        self.decoding = Decoding(self.a, build.records)
         env.positions = True
         self.critic = Scorer(job, build, env, body, trained=True)
         if training.reward_model == "copy":
@@ -121,7 +122,9 @@ class Ppo:
                 continue
             done.clear()
             done.append(f.new((count, *whole[1:]), "fp32", LOGITS))
-            done.append(generate(f, self.policy, self.head, rows, prompt, self.completion, padding=self.padding))
+            done.append(
+                generate(f, self.policy, self.head, rows, prompt, self.completion, self.decoding, padding=self.padding)
+            )
         logits = f.new(whole, "fp32", LOGITS)
         done.clear()
         del former
@@ -173,7 +176,10 @@ class Ppo:
         critic_hidden, critic_cache = self.critic.body(f, batch, hidden=True, cache=True)
         values = self.critic.score(f, critic_hidden)
         hidden, cache = self.policy(f, batch, hidden=True, cache=True)
-        widens = autocast is not None and hidden.dtype != "fp32"
+        given = self.policy.given()
+        # A LayerNorm under autocast gives fp32 whatever the states before it are (GPT-2 in half precision).
+        widens = autocast is not None and (hidden if given is None else given).dtype != "fp32"
+        del given
         if not widens:
             hidden = self.policy.outliving(f, hidden)
         logits = self.head.logits(f, hidden)
@@ -189,7 +195,8 @@ class Ppo:
             whole, given = cast(f, logits, "fp32"), cast(f, values, "fp32")
             f.component = TEMPORARIES
         if widens:
-            copies = [f.new(hidden.shape, "fp32") for _ in range(self.a.num_hidden_layers + 1)]
+            copies = [f.new(hidden.shape, "fp32") for _ in range(self.a.num_hidden_layers)]
+            copies.append(hidden.detach() if hidden.dtype == "fp32" else f.new(hidden.shape, "fp32"))
             self.policy.forget(f)
         else:
             copies = [hidden.detach()]

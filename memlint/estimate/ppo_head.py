@@ -24,7 +24,7 @@ from memlint.estimate.ops.linear import linear
 from memlint.estimate.ops.logps import log_softmax_gather
 from memlint.estimate.ppo import scorer_of
 from memlint.estimate.records import Record
-from memlint.estimate.rollout import Keeping, Model, batch_of, cached
+from memlint.estimate.rollout import Decoding, Keeping, Model, batch_of, cached
 from memlint.estimate.value_head import DROPOUT
 from memlint.job import TrainingJob
 from memlint.records import replace
@@ -48,15 +48,15 @@ class HeadedPpo:
         self.completion = min(training.completion_length or self.length // 2, self.length - 1)
         self.rollouts = training.rollouts or self.rows * training.gradient_accumulation_steps
         self.padding = training.padding
+        self.decoding = Decoding(self.a, build.records)
         self.weight, self.bias = _value_head(build, self.a.hidden_size, trained=True)
         if reference is not None:
             _value_head(build, self.a.hidden_size, trained=False)
         if training.reward_model == "copy":
-            build.reference = True
-            a, other, own = scorer_of(job, env, body)
-            rewarding = other(a, build, own)
-            type(policy[1])(a, build, rewarding.embed, bias=getattr(rewarding, "head_bias", False))
-            build.reference = False
+            with build.reference_model():
+                a, other, own = scorer_of(job, env, body)
+                rewarding = other(a, build, own)
+                type(policy[1])(a, build, rewarding.embed, bias=getattr(rewarding, "head_bias", False))
             _value_head(build, a.hidden_size, trained=False)
         elif training.reward_model == "adapter":
             build.records += [_second(record) for record in build.records if record.trainable and not record.base]
@@ -77,6 +77,8 @@ class HeadedPpo:
         prompt = self.length - self.completion
         cache = cached(f, self.policy, self.head, self.rows, prompt, self.completion, padding=self.padding)
         f.pool.touch(SAMPLING * self.rows * vocabulary, LOGITS)
+        # Logits and probabilities of the token before stand beside the next one's forward.
+        f.pool.touch(2 * 4 * self.rows * vocabulary + self.decoding.bytes(self.rows), TEMPORARIES)
         del cache
         phase("generation")
         shape = (self.rollouts, self.length)

@@ -7,7 +7,7 @@ Sources: TRL 1.12 ``experimental/ppo/ppo_trainer.py`` (generate, batch_generatio
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, Callable
+from typing import Any, Callable, Sequence
 
 from memlint.estimate.build import Build
 from memlint.estimate.engine.pool import ACTIVATIONS, COMMUNICATION, INPUTS, LOGITS, TEMPORARIES, rounded
@@ -17,6 +17,7 @@ from memlint.estimate.errors import Unsupported
 from memlint.estimate.heads import matrix_of
 from memlint.estimate.ops.basic import slice_of
 from memlint.estimate.outputs import Outputs, held_by_the_next
+from memlint.estimate.records import Record
 from memlint.models.architecture import Architecture
 from memlint.units import DTYPE_BYTES
 
@@ -130,14 +131,18 @@ def _let_go(f: Tape, node: Node, grad: Tensor) -> tuple[Tensor]:
     return (grad,)
 
 
-def generate(f: Tape, policy: Keeping, head: Any, rows: int, prompt: int, completion: int, *, padding: bool) -> Tensor:
+def generate(
+    f: Tape, policy: Keeping, head: Any, rows: int, prompt: int, completion: int, decoding: Decoding, *, padding: bool
+) -> Tensor:
     """One call of ``model.generate`` with ``output_scores``: the stacked logits [rows, completion, V] in fp32.
 
     The prompt's forward fills the cache; each further token adds one entry, which ``torch.cat`` copies. The scores of
-    every position are fp32 copies; they, their stack and the cache are alive together.
+    every position are fp32 copies; they, their stack and the cache are alive together. While the last token is
+    computed, the logits and probabilities of the one before stand beside the scores.
     """
     cache = cached(f, policy, head, rows, prompt, completion, padding=padding)
     vocabulary = matrix_of(head.head).shape[0]
+    f.pool.touch(4 * (completion + 1) * rows * vocabulary + decoding.bytes(rows), TEMPORARIES)
     scores = f.new((completion, rows, vocabulary), "fp32", LOGITS)
     stacked = f.new((rows, completion, vocabulary), "fp32", LOGITS)
     del scores, cache
@@ -162,6 +167,44 @@ def cached(f: Tape, policy: Keeping, head: Any, rows: int, prompt: int, completi
     # One layer's keys (or values) are copied into a tensor one longer while the old one lives.
     f.pool.touch(total // (2 * policy.a.num_hidden_layers), TEMPORARIES)
     return cache
+
+
+CHOSEN = ("num_experts_per_tok", "moe_topk", "moe_top_k", "top_k_experts")
+"""Config fields that say to how many experts a token goes."""
+
+
+class Decoding:
+    """What a mixture's layer holds of its experts while one more token of each row is computed.
+
+    On CUDA ``generate`` switches from grouped_mm to batched_mm there (transformers 5.0 to 5.24 generation/utils.py
+    _optimize_model_for_decode), which copies an expert's matrices for each token that goes to it (integrations/moe.py
+    batched_mm_experts_forward): the second one while the first copy still has its name. PEFT's ParamWrapper makes the
+    sums of adapted matrices before.
+    """
+
+    def __init__(self, a: Architecture, records: Sequence[Record]) -> None:
+        chosen = next((int(a.get(name)) for name in CHOSEN if a.get(name)), 0)
+        whole = [r for r in records if r.base and not r.host and len(r.shape) == 3 and r.dtype in DTYPE_BYTES]
+        matrices = {r.name: r for r in whole if ".experts." in r.name}
+        self.layers: dict[str, tuple[int, int]] = {}
+        """Of each layer, bytes for every token and bytes that stand beside them."""
+        for name, r in matrices.items():
+            self._add(name, chosen * sum(r.blocks) // r.shape[0], 0)
+        for r in records:
+            name, _, factor = r.name.rpartition(".")
+            owner = matrices.get(name)
+            if owner is not None and not r.base:
+                cast = 0 if r.dtype == owner.dtype else DTYPE_BYTES[owner.dtype] * r.numel
+                self._add(name, 0, cast + (sum(owner.blocks) if factor == "lora_A" else 0))
+
+    def _add(self, name: str, each: int, beside: int) -> None:
+        layer = name.rpartition(".experts.")[0]
+        before = self.layers.get(layer, (0, 0))
+        self.layers[layer] = before[0] + each, before[1] + beside
+
+    def bytes(self, rows: int) -> int:
+        """The most of any layer."""
+        return max((rows * size + whole for size, whole in self.layers.values()), default=0)
 
 
 def held_bytes(f: Tape, held: list[Any]) -> int:

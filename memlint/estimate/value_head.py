@@ -8,10 +8,10 @@ from memlint.estimate.build import Build
 from memlint.estimate.engine.pool import LOGITS, TEMPORARIES
 from memlint.estimate.engine.tape import Tape, Tensor
 from memlint.estimate.env import Batch
-from memlint.estimate.heads import CausalHead, matrix_of
+from memlint.estimate.heads import CausalHead
 from memlint.estimate.ops.basic import cast, dropout
 from memlint.estimate.ops.fused_loss import summed
-from memlint.estimate.ops.linear import linear, to_autocast
+from memlint.estimate.ops.linear import linear
 from memlint.estimate.outputs import held_by_the_next
 from memlint.estimate.stack import Stack
 from memlint.models.architecture import Architecture
@@ -32,6 +32,7 @@ class ValueHead:
         b.idle, before = not a.tie_word_embeddings, b.idle
         self.language = CausalHead(a, b, body.embed, bias=getattr(body, "head_bias", False))
         b.idle = before
+        self.language.loss_kind = "standard"  # no fused or chunked loss replaces logits that the model returns
         self.dropout = float(a.get("summary_dropout_prob", DROPOUT))
         self.weight = b.parameter("v_head.summary.weight", 1, a.hidden_size, dtype="fp32", trainable=True)
         self.bias = b.parameter("v_head.summary.bias", 1, dtype="fp32", trainable=True)
@@ -45,21 +46,20 @@ class ValueHead:
         if self.layers is not None:
             # The last hidden state is the normalised one: the last layer's own output is not kept.
             self.layers.drop_last(f)
-        f.component = LOGITS
-        grad_enabled, f.grad_enabled = f.grad_enabled, False
-        # The product's graph lives as long as the logits; it holds its operand where the head trains.
-        given = to_autocast(f, hidden)
-        logits = self.language.head(f, given)
-        if matrix_of(self.language.head).node is None:
-            given = hidden
-        f.grad_enabled = grad_enabled
-        f.component = TEMPORARIES
+        # The logits' graph lives as long as they do, and no gradient ever comes: their nodes leave the tape with them.
+        first = len(f.nodes)
+        logits = self.language.logits(f, hidden)
+        last = len(f.nodes)
+        assert logits is not None
         x = cast(f, dropout(f, hidden, self.dropout), "fp32")
         values = linear(f, x, self.weight, self.bias)
         del x
         f.component = LOGITS
         whole = cast(f, logits.detach(), "fp32")
-        del whole, logits, given
+        del whole, logits
+        for node in f.nodes[first:last]:
+            node.saved = ()  # one that saves its own output would hold itself
+        del f.nodes[first:last]
         f.component = TEMPORARIES
         if self.layers is not None:
             self.layers.outputs.forget(f, f.grad_enabled and self.held)

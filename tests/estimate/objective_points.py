@@ -13,7 +13,7 @@ from memlint.estimate.simulate import Step, run_step
 from memlint.job import TrainingJob, replace_fields
 from tests.estimate import traced
 
-NATIVE = {"sft": "causal-lm", "rloo": "grpo"}
+NATIVE = {"sft": "causal-lm", "rloo": "grpo", "simpo": "dpo"}
 """Trainer -> objective, where the names differ."""
 FUSED = ("sft", "dpo", "kto", "grpo", "rloo")
 """Trainers with TRL's fused head."""

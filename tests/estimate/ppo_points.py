@@ -33,9 +33,12 @@ def title(point: dict[str, Any]) -> str:
 def job(point: dict[str, Any]) -> TrainingJob:
     """The job that an update traced."""
     own = point.get("framework") == "llamafactory"
+    autocast = traced.PRECISIONS[point["precision"]][1]
     return replace_fields(
         traced.job(point),
         {
+            # LLaMA-Factory's amp_context asks torch.autocast for no dtype, which takes fp16 where accelerate sets none.
+            "training.precision.autocast": "fp16" if own and autocast is None else autocast,
             "framework": "llama-factory 0.9.5" if own else "trl 1.12",
             "versions": {"trl": "0.9.6" if own else "1.12"},
             "training.objective": "ppo",

@@ -53,10 +53,9 @@ class DecoderModel:
             raise Unsupported(f"no memory model for the objective `{self.objective}` yet")
         self.reference: tuple[Any, Any] | None = None
         if (self.objective in POLICY or self.objective == "ppo") and job.training.reference_model == "copy":
-            build.reference = True
-            copied = body(a, build, env)
-            self.reference = (copied, self._language_head(a, copied))
-            build.reference = False
+            with build.reference_model():
+                copied = body(a, build, env)
+                self.reference = (copied, self._language_head(a, copied))
         self.columns: Any = None
         """What runs where texts are embedded; it makes batch, forward and loss."""
         if self.objective == "contrastive":

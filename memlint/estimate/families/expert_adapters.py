@@ -184,7 +184,7 @@ class FoldedRouter:
 
 
 def folded_router(f: Tape, router: Any) -> Tensor:
-    """A router's weight, folded where it has an adapter."""
+    """A router's weight, folded where it has an adapter that is on."""
     adapter: FoldedRouter | None = router.adapter
     weight: Tensor = router.weight
-    return weight if adapter is None else adapter(f)
+    return weight if adapter is None or not f.adapters else adapter(f)

@@ -106,8 +106,10 @@ class Experts:
             return self.host(f, x, ids, weights)
         tokens, k = ids.shape
         pairs = (tokens * k,)
-        down_factors = self.down_fold.factors(f) if self.down_fold is not None else None
-        up_factors = self.up_fold.factors(f) if self.up_fold is not None else None
+        # Switched off, PEFT's ParamWrapper calls the layer as it is.
+        up_fold, down_fold = (self.up_fold, self.down_fold) if f.adapters else (None, None)
+        down_factors = down_fold.factors(f) if down_fold is not None else None
+        up_factors = up_fold.factors(f) if up_fold is not None else None
         sorted_ids, order = f.new(pairs, "int64"), f.new(pairs, "int64")
         chosen = index_rows(f, x, f.new(pairs, "int64"))
         chosen_weights = index_rows(f, weights.view(*pairs), order)
@@ -116,13 +118,12 @@ class Experts:
         offsets = f.new((self.experts,), "int32")
         bias = index_rows(f, self.up_bias, sorted_ids) if self.up_bias is not None else None
         up_weight = opened(f, self.up)
-        up: Tensor = up_weight if self.up_fold is None or up_factors is None else self.up_fold.fold(f, up_factors)
+        up: Tensor = up_weight if up_fold is None or up_factors is None else up_fold.fold(f, up_factors)
         out = self._biased(f, grouped_mm(f, chosen, up, offsets, self.up_columns), bias)
         out = self._act(f, out)
         bias = index_rows(f, self.down_bias, sorted_ids) if self.down_bias is not None else None
-        fold = self.down_fold
         down_weight = opened(f, self.down)
-        down: Tensor = down_weight if fold is None or down_factors is None else fold.fold(f, down_factors)
+        down: Tensor = down_weight if down_fold is None or down_factors is None else down_fold.fold(f, down_factors)
         out = self._biased(f, grouped_mm(f, out, down, offsets, self.hidden), bias)
         weighted = mul(f, out, chosen_weights.view(*pairs, 1))
         back = f.new(pairs, "int64")
