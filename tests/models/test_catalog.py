@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.generate.catalog import WRONG
+from memlint.estimate.simulate import count_parameters
 from memlint.models import catalog
 from memlint.models.architecture import Architecture
 from memlint.models.config import read_config
@@ -73,6 +75,10 @@ def test_a_quantised_mirror_says_so() -> None:
     assert read("unsloth/Meta-Llama-3.1-8B").quantization is None
 
 
+def test_dbrx_has_the_parameters_that_its_publisher_names() -> None:
+    assert count_parameters(read("databricks/dbrx-base")) == 131_596_523_520
+
+
 def test_case_does_not_matter_but_the_exact_name_wins() -> None:
     row = catalog.find("META-LLAMA/llama-3.2-1b")
     assert row is not None
@@ -98,6 +104,8 @@ def test_the_catalog_agrees_with_published_configs() -> None:
         pytest.skip("the collected configs are not beside the checkout")
     for path in sorted(folder.glob("*.json")):
         model_id = path.stem.replace("__", "/")
+        if model_id in WRONG:
+            continue
         full = read_config(json.loads(path.read_text()), id=model_id, source="catalog")
         assert isinstance(full, Architecture), (model_id, full)
         trimmed = read(model_id)
