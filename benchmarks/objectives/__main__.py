@@ -186,6 +186,8 @@ def liger_points() -> Iterator[dict[str, Any]]:
             yield _point(kind, "wide", **fields, options=options, precision="bf16-autocast", batch=1, seq=1024)
             yield _point(kind, "wide", **adapted, options=options, precision="bf16-autocast", batch=1)
     yield _point("grpo", batch=1, seq=3072, completion=2560, options={"use_liger_kernel": True})
+    tied = {**MODELS["llama"], "tie_word_embeddings": True, "vocab_size": 32000}
+    yield _point("grpo", seq=200, config=tied, precision="fp32", options={"use_liger_kernel": True})
 
 
 def trace_point(point: dict[str, Any]) -> Any:

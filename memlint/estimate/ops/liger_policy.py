@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from memlint.estimate.engine.pool import GRADIENTS, LOGITS, TEMPORARIES
 from memlint.estimate.engine.tape import Node, Tape, Tensor
+from memlint.estimate.ops.fused_loss import dense
 from memlint.units import DTYPE_BYTES
 
 TOKENS, WORDS = 2048, 4096
@@ -113,7 +114,9 @@ def policy_loss(f: Tape, hidden: Tensor, weight: Tensor, *, always: bool = False
     the head's as large as the head (_selective_logprob_backward).
     """
     f.component = LOGITS
-    sums = _Gradients(f, hidden, weight, 1, always=always)
+    # The head's gradient is no view of a product: a tied embedding's is added to it in place.
+    head = dense(f, weight) if weight.node is not None else weight
+    sums = _Gradients(f, hidden, head, 1, always=always)
     _, length, width = hidden.shape
     for _ in range(sums.chunks):
         _tiles(f, min(length, TOKENS), weight, width, hidden.dtype, backward=False)
