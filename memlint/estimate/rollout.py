@@ -92,7 +92,7 @@ class Keeping:
         if cache:
             self.env.state["cache"] = kept
         if self.layers is not None:
-            self.layers.keeps = hidden
+            self.layers.keeps = self.layers.keeps_first = hidden
         out = self.body(f, batch)
         if cache and not kept and not f.grad_enabled:
             # This family's code has no cache; where gradients are kept, so are keys and values.

@@ -50,6 +50,8 @@ class Stack:
         """Further inputs of a layer, made outside its checkpoint (its part of a tensor that holds all layers')."""
         self.keeps = False
         """The model keeps every layer's output (output_hidden_states) until :meth:`forget`."""
+        self.keeps_first = False
+        """And with them what the first layer is given; some towers have that under a name of their own."""
         self.outputs = Outputs()
         self.known = Known(build)
         every = build.training.checkpointing.every
@@ -155,7 +157,7 @@ class Stack:
         before_them = fully or self.sharding.zero
         if before_them is not None:
             x = before_them.before_layers(f, x)
-        if self.keeps:
+        if self.keeps_first:
             self.outputs.given = x.detach()
         done: dict[Hashable, Block] = {}
         neighbours = self.keeps or not f.alike

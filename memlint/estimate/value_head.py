@@ -39,7 +39,7 @@ class ValueHead:
         self.layers = body.layers if isinstance(getattr(body, "layers", None), Stack) else None
         self.held = held_by_the_next(b.training.checkpointing)
         if self.layers is not None:
-            self.layers.keeps = True
+            self.layers.keeps = self.layers.keeps_first = True
 
     def logits(self, f: Tape, hidden: Tensor) -> Tensor:
         """A value for every position, [B, S]."""
