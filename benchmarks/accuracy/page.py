@@ -23,9 +23,10 @@ Written by `python -m benchmarks.accuracy` on {date} with memlint {version}; do 
 * **Every model type**: the runs of the tests, `tests/estimate/traces_*.jsonl` and `vision_configs.py`: small models of
   all families, images and sound included, each traced in several precisions and setups.
 * **Real trainers**: `compute_loss` of TRL's trainers, and LLaMA-Factory's own losses, run on fake tensors
-  (`python -m benchmarks.objectives`): two layers of llama, qwen2 and gpt2, full and with LoRA, with and without
-  checkpointing, in fp32, bf16 and under autocast, references copied, switched off or precomputed. Of PPO whole updates
-  with the generation of their completions (`python -m benchmarks.objectives.ppo_grid`).
+  (`python -m benchmarks.objectives`): two layers of llama, qwen2, gpt2, gemma2, cohere and mixtral, full and with LoRA,
+  with and without checkpointing, in fp32, bf16 and under autocast, references copied, switched off or precomputed, most
+  of them 512 wide, those that another width changes at that one. Of PPO whole updates with the generation of their
+  completions (`python -m benchmarks.objectives.ppo_grid`).
 * **Published measurements**: peaks that people printed for runs whose settings are known, each turned into a job with
   the versions of its day. Figures of live tensors (`max_memory_allocated`, active bytes) are compared with the
   allocated peak and the cuBLAS workspaces; figures of reserved memory, and figures that do not say what they are, with
