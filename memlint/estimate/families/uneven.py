@@ -53,13 +53,19 @@ def sizes_of(a: Architecture) -> list[Sizes]:
     return found
 
 
-def _kv_heads(a: Architecture, part: Any) -> int:
+def _instead(part: Any, name: str) -> int | None:
+    """What stands in a part's place: nothing (0) or a linear layer; None where it is whole."""
     if not isinstance(part, Mapping):
-        raise Unsupported("an entry of `block_configs` has no `attention`")
+        raise Unsupported(f"an entry of `block_configs` has no `{name}`")
     if part.get("no_op"):
         return 0
-    if part.get("replace_with_linear"):
-        return LINEAR
+    return LINEAR if part.get("replace_with_linear") else None
+
+
+def _kv_heads(a: Architecture, part: Any) -> int:
+    instead = _instead(part, "attention")
+    if instead is not None:
+        return instead
     group = part.get("n_heads_in_group")
     heads = required(a, "num_attention_heads")
     if not isinstance(group, int) or group <= 0 or heads % group:
@@ -68,12 +74,9 @@ def _kv_heads(a: Architecture, part: Any) -> int:
 
 
 def _width(a: Architecture, part: Any) -> int:
-    if not isinstance(part, Mapping):
-        raise Unsupported("an entry of `block_configs` has no `ffn`")
-    if part.get("no_op"):
-        return 0
-    if part.get("replace_with_linear"):
-        return LINEAR
+    instead = _instead(part, "ffn")
+    if instead is not None:
+        return instead
     stated, factor = part.get("intermediate_size"), part.get("ffn_mult")
     if isinstance(stated, int) and stated > 0:
         return stated

@@ -82,9 +82,9 @@ def shallow(source: Mapping[str, Any], config: Any, depth: int) -> dict[str, Any
         per_layer = getattr(config, name, None)
         if isinstance(per_layer, (list, tuple)) and len(per_layer) == full:
             values[name] = list(per_layer[:depth])
-    if "attention_types" in values or getattr(config, "attention_types", None):
+    if "attention_layers" in values and getattr(config, "attention_types", None):
         # GPT-Neo states kinds and how often they are repeated.
-        values["attention_types"] = [[list(config.attention_layers[:depth]), 1]]
+        values["attention_types"] = [[values["attention_layers"], 1]]
     return values
 
 
