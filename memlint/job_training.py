@@ -139,7 +139,8 @@ class Training:
     checkpointing: Checkpointing = field(default_factory=Checkpointing)
     attention: str = "sdpa"
     loss: str = "standard"
-    """standard, chunked (a chunk of logits at a time), fused (never whole: Liger) or cut-cross-entropy (in kernels)."""
+    """standard, chunked (a chunk of logits at a time), fused (never whole: Liger) or cut-cross-entropy (in kernels);
+    token-weighted (its v1), dft, eaft and asft are what LLaMA-Factory's trainers make of all logits themselves."""
     liger: tuple[str, ...] = ()
     """Liger kernels in use beside the loss: rms_norm swiglu rope layer_norm."""
     compile: bool = False

@@ -161,6 +161,24 @@ def factory_points() -> Iterator[dict[str, Any]]:
         ),
     ):
         yield {**point, "options": {}, "framework": "llamafactory"}
+    for point in _supervised_points():
+        yield {**point, "framework": "llamafactory"}
+
+
+def _supervised_points() -> Iterator[dict[str, Any]]:
+    """SFT with losses of LLaMA-Factory's own: v1's, which has no autocast, and three of the older trainer's."""
+    weighted: dict[str, Any] = {"options": {"loss": "v1"}}
+    yield _point("sft", **weighted)
+    yield _point("sft", **weighted, precision="fp32", checkpointing="nonreentrant", padding=True)
+    yield _point("sft", **weighted, precision="fp32", batch=1)
+    yield _point("sft", "qwen2", **weighted, lora=LORA, checkpointing="nonreentrant", seq=1024)
+    yield _point("sft", "gpt2", **weighted, batch=1)
+    for kind, fields in (("dft", {}), ("eaft", {}), ("asft", {"reference": "copy"})):
+        own: dict[str, Any] = {**fields, "options": {"loss": kind}}
+        yield _point("sft", **own)
+        yield _point("sft", **own, precision="bf16-autocast", batch=1)
+        yield _point("sft", "qwen2", **own, precision="bf16-bf16", checkpointing="reentrant", seq=1024)
+        yield _point("sft", "wide", **own, precision="bf16-autocast", checkpointing="reentrant", batch=3, seq=333)
 
 
 def liger_points() -> Iterator[dict[str, Any]]:

@@ -1,7 +1,7 @@
 """LLaMA-Factory's own loss functions on fake tensors, read out of its installed sources.
 
 Its trainers import more than a trace needs, so that only the methods between batch and loss are run: DPO's, KTO's and
-the pairwise reward model's of LLaMA-Factory 0.9.5. What they call of TRL 0.24 (``dpo_loss``, ``kto_loss``) are a few
+the pairwise reward model's of LLaMA-Factory 0.9.5, and those that SFT has of its own (its v1, DFT, EAFT and ASFT). What they call of TRL 0.24 (``dpo_loss``, ``kto_loss``) are a few
 numbers a row; the value head is TRL 0.24's models/modeling_value_head.py, which later releases have no more.
 """
 
@@ -41,19 +41,62 @@ def functions_of(
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef) and node.name in wanted:
             node.decorator_list = []
-            node.body = [s for s in node.body if not _calls_super(s)]
+            node.body = _without_super(node.body)
             body.append(node)
     module = ast.fix_missing_locations(ast.Module(body, []))
     exec(compile(module, path, "exec"), scope)
     return {name: scope[name] for name in wanted}
 
 
-def _calls_super(node: ast.stmt) -> bool:
-    return any(isinstance(part, ast.Name) and part.id == "super" for part in ast.walk(node))
+def _without_super(body: list[ast.stmt]) -> list[ast.stmt]:
+    """Statements without those that call ``super()``; of an ``if`` only the branch goes."""
+    kept: list[ast.stmt] = []
+    for node in body:
+        if isinstance(node, ast.If):
+            node.body, node.orelse = _without_super(node.body), _without_super(node.orelse)
+        if not any(isinstance(part, ast.Name) and part.id == "super" for part in ast.walk(node)):
+            kept.append(node)
+    return kept or [ast.Pass()]
+
+
+LOSSES = ("dft_loss_func", "_dft_cross_entropy", "eaft_loss_func", "_eaft_cross_entropy")
+DIVERGENCE = ("asft_loss_func", "_asft_cross_entropy", "_kl_divergence")
+"""Functions of train/trainer_utils.py."""
+
+
+def _supervised(setup: Setup, model: Any, reference: Any) -> Any:
+    """SFT with a loss of its own, the option ``loss``: v1's trainer, or a function that the Trainer is given."""
+    kind = setup.options["loss"]
+    scope: dict[str, Any] = {"torch": torch, "F": torch.nn.functional, "Optional": Optional}
+    trainer = SimpleNamespace(_metrics={}, device=torch.device("cuda"), model=model, ref_model=reference)
+    if kind == "v1":
+        log_probs = functions_of("v1/core/base_trainer.py", ("compute_log_probs",), scope)["compute_log_probs"]
+        weighted = functions_of("v1/trainers/sft_trainer.py", ("compute_loss",), scope)["compute_loss"]
+        trainer.compute_log_probs = MethodType(log_probs, trainer)
+        trainer.compute_loss = lambda policy, inputs: weighted(trainer, inputs)
+        return trainer
+    functions = functions_of("train/trainer_utils.py", (*LOSSES, *DIVERGENCE), scope)
+    if kind == "asft":
+        own = functions_of("train/sft/trainer.py", ("compute_loss",), {"torch": torch})["compute_loss"]
+        trainer.finetuning_args = SimpleNamespace(use_asft_loss=True)
+        trainer.compute_loss_func = functions["asft_loss_func"]
+        trainer.compute_loss = MethodType(own, trainer)
+        return trainer
+
+    def compute_loss(policy: Any, inputs: dict[str, Any]) -> Any:
+        # transformers 5.6 trainer.py compute_loss, where compute_loss_func is given.
+        labels = inputs.pop("labels")
+        outputs = policy(**inputs)
+        return functions[f"{kind}_loss_func"](outputs, labels)
+
+    trainer.compute_loss = compute_loss
+    return trainer
 
 
 def make_trainer(setup: Setup, model: Any, reference: Any) -> Any:
     """An object with the trainer's methods and what they read, whose ``compute_loss(model, inputs)`` is the loss."""
+    if setup.objective == "sft":
+        return _supervised(setup, model, reference)
     folder = FOLDERS.get(setup.objective, setup.objective)
     scope: dict[str, Any] = {
         **{"torch": torch, "nullcontext": nullcontext, "Mapping": Mapping, "IGNORE_INDEX": -100},
@@ -92,7 +135,7 @@ def _kto_loss(chosen: Any, rejected: Any, kl: Any, *references: Any) -> tuple[An
 
 def make_batch(setup: Setup) -> dict[str, Any]:
     """One micro batch as its collators make it: full rows of int64 tokens."""
-    rows = setup.batch if setup.objective == "kto" else 2 * setup.batch
+    rows = setup.batch if setup.objective in ("kto", "sft") else 2 * setup.batch
 
     def tokens() -> torch.Tensor:
         return torch.empty(rows, setup.seq, dtype=torch.long, device="cuda")
@@ -101,6 +144,8 @@ def make_batch(setup: Setup) -> dict[str, Any]:
     if setup.objective == "reward":
         return given
     given["labels"] = tokens()
+    if setup.options.get("loss") == "v1":
+        given["loss_weights"] = torch.empty(rows, setup.seq, device="cuda")
     if setup.objective == "kto":
         given |= {f"kl_{name}": tokens() for name in ("input_ids", "attention_mask", "labels")}
         given["kto_tags"] = torch.empty(rows, dtype=torch.bool, device="cuda")

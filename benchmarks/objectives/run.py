@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import importlib
 from collections.abc import Iterator, Mapping
 from functools import partial
@@ -108,7 +109,9 @@ def _models(config: Any, setup: Setup, settings: TraceSettings, own: bool) -> tu
     head = "seqcls" if setup.objective == "reward" and not own else "causal"
 
     def one() -> Any:
-        return make_model(config, head=head, dtype=DTYPES[settings.weights], attention=settings.attention)
+        return make_model(
+            copy.deepcopy(config), head=head, dtype=DTYPES[settings.weights], attention=settings.attention
+        )
 
     base = one()
     base.train()
@@ -124,6 +127,10 @@ def _models(config: Any, setup: Setup, settings: TraceSettings, own: bool) -> tu
     if own:
         if setup.objective == "reward":
             return llamafactory.WithValueHead(model), base, None
+        if setup.objective == "sft":
+            if reference is not None:
+                reference.config.use_cache = True  # model/model_utils/kv_cache.py, where nothing is trained
+            return model, base, reference
         _without_dropout(model)
         _without_dropout(reference)
         return model, base, reference

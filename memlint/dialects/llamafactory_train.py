@@ -27,7 +27,7 @@ def read_objective(run: Run) -> None:
     key = "pref_loss" if native == "orpo" else "stage"
     run.choose("training.objective", key, native if cfg.has(key) else None, native, _HPARAMS)
     wanted = run.stage in ("kto", "ppo") or (run.stage == "dpo" and loss not in ("orpo", "simpo"))
-    if run.stage == "sft" and cfg.flag("use_asft_loss"):
+    if run.stage == "sft" and cfg.flag("use_asft_loss") and (cfg.has("ref_model") or run.method != "lora"):
         wanted = True
     if not wanted:
         run.default("training.reference_model", "none", _HPARAMS)
@@ -164,21 +164,33 @@ def _reentrant(run: Run, *, trainer: bool, disabled: bool) -> None:
         run.choose("training.checkpointing.reentrant", "use_reentrant_gc", own, True, "hparams/model_args.py")
 
 
+OWN_LOSSES = {"use_dft_loss": "dft", "use_eaft_loss": "eaft", "use_asft_loss": "asft"}
+"""Switches of losses that the SFT trainer takes from the logits itself (train/sft/trainer.py), in its order."""
+
+
 def read_loss(run: Run) -> None:
-    """Liger, whose fused loss serves pre-training and SFT only."""
+    """Liger, whose fused loss serves pre-training and SFT only, and SFT's losses of its own."""
     cfg = run.cfg
+    own_loss = next((name for name in OWN_LOSSES if cfg.flag(name)), None)
+    if own_loss is not None and run.stage != "sft":
+        run.no_effect(own_loss, f"`{own_loss}` has no effect with `stage: {run.stage}`")
+        own_loss = None
+    if own_loss == "use_asft_loss" and run.draft.get("training.reference_model") != "copy":
+        # trainer_utils.py create_ref_model makes none for LoRA, and compute_loss calls it all the same.
+        run.reject(own_loss, "`use_asft_loss` with `finetuning_type: lora` needs `ref_model`: the run fails without")
     key = cfg.has("enable_liger_kernel") if cfg.flag("enable_liger_kernel") else None
     if cfg.flag("use_liger_kernel"):
         key = key or "use_liger_kernel"
     if cfg.flag("use_unsloth") and run.stage in ("pt", "sft"):
         run.put("training.loss", "fused", "use_unsloth")
         return
-    if key is None:
+    if key is not None:
+        run.put("training.liger", ("rope", "rms_norm", "swiglu"), key)
+    if own_loss is not None:
+        run.put("training.loss", OWN_LOSSES[own_loss], own_loss)
+    elif key is None:
         run.default("training.loss", "standard", "hparams/model_args.py: enable_liger_kernel")
-        return
-    run.put("training.liger", ("rope", "rms_norm", "swiglu"), key)
-    own_loss = next((name for name in ("use_dft_loss", "use_asft_loss", "use_eaft_loss") if cfg.flag(name)), None)
-    if run.stage in ("pt", "sft") and own_loss is None:
+    elif run.stage in ("pt", "sft"):
         run.put("training.loss", "fused", key)
     else:
         run.default("training.loss", "standard", "model/model_utils/liger_kernel.py: this stage needs the logits")

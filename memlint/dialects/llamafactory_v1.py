@@ -215,10 +215,35 @@ def _quantization(run: Run) -> None:
 
 def _kernels(run: Run) -> None:
     part = run.cfg.section("kernel_config")
-    if part is not None and "liger_kernel" in str(part.raw("name")):
-        run.put("training.liger", ("rope", "rms_norm", "swiglu"), part.path("name"))
-    # SFT weighs its loss per token, so Liger's fused loss is switched off (require_logits).
-    run.default("training.loss", "standard", f"{_TRAINER}: compute_log_probs")
+    if part is not None and part.raw("name") == "liger_kernel":
+        _liger(run, part)
+    if run.draft.get("training.objective") == "reward":
+        run.default("training.loss", "standard", "v1/trainers/rm_trainer.py")
+    else:
+        # SFT weighs its loss token by token, from logits that it asks the model for with the labels still among its
+        # arguments: the model takes a loss of its own as well, which nobody reads.
+        run.default("training.loss", "token-weighted", f"{_TRAINER}: compute_log_probs")
+
+
+def _liger(run: Run, part: Section) -> None:
+    """Liger's layers: those that ``include_kernels`` names (v1/plugins/model_plugins/kernels/interface.py)."""
+    included = part.raw("include_kernels")
+    if not included:
+        part.problem(
+            "MEM007",
+            "name",
+            f"`liger_kernel` applies nothing without `include_kernels` in LLaMA-Factory {VERSION}; add"
+            " `include_kernels: auto`",
+            label="has no effect",
+        )
+        return
+    known = ("rope", "rms_norm", "swiglu")
+    named = tuple(word.strip() for word in str(included).split(","))
+    kept = known if included is True or named == ("auto",) else tuple(name for name in known if name in named)
+    if kept:
+        run.put("training.liger", kept, part.path("include_kernels"))
+    # require_logits: its cross entropy takes the place of both of the step's.
+    run.assume("Liger's cross entropy works in place, which is not modelled: computed with PyTorch's")
 
 
 def _optimizer(run: Run) -> None:

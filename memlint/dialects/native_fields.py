@@ -129,8 +129,9 @@ TRAINING: dict[str, Field] = {
     "attention": Field("choice", "attention kernel", ("eager", "sdpa", "flash", "flex")),
     "loss": Field(
         "choice",
-        "standard: all logits; chunked: a chunk at a time; fused: never (Liger); cut-cross-entropy: never, in kernels",
-        ("standard", "chunked", "fused", "cut-cross-entropy"),
+        "standard: all logits; chunked: a chunk at a time; fused: never (Liger); cut-cross-entropy: never, in kernels; "
+        "token-weighted, dft, eaft, asft: LLaMA-Factory's own over all logits",
+        ("standard", "chunked", "fused", "cut-cross-entropy", "token-weighted", "dft", "eaft", "asft"),
     ),
     "liger": Field("strings", "Liger kernels beside the loss: rms_norm swiglu rope layer_norm"),
     "compile": _flag("torch.compile"),

@@ -16,6 +16,7 @@ from memlint.estimate.first_order import (
     layer_activation_bytes,
     parameter_count,
 )
+from memlint.estimate.heads import HEADLESS
 from memlint.estimate.result import COMPONENTS, Estimate, Overhead, PhasePeak
 from memlint.units import DTYPE_BYTES, GIB
 
@@ -161,7 +162,7 @@ def estimate(job: TrainingJob, target: Target | None = None) -> Estimate:
     tokens = job.training.micro_batch_size * job.training.sequence_length
     logits = (
         0
-        if job.training.loss != "standard" or job.training.objective == "contrastive"
+        if job.training.loss in HEADLESS or job.training.objective == "contrastive"
         else LOGIT_BYTES * tokens * architecture.vocab_size
     )
     least = round((activations - _fused_scores(job, dimensions)) * LOW_ACTIVATIONS)

@@ -39,6 +39,11 @@ SCALED_LOGITS = (
 )
 """Model types whose logits are multiplied or divided by a number, always (modeling files of transformers 5.24)."""
 
+HEADLESS = ("chunked", "fused", "cut-cross-entropy")
+"""Values of ``training.loss`` that never make all logits."""
+OF_TRAINERS = ("token-weighted", "dft", "eaft", "asft")
+"""Those for which the trainer takes the loss itself, from all logits (estimate/trainer_loss.py)."""
+
 
 class CausalHead:
     """lm_head over all positions, then transformers' ForCausalLMLoss, or one of its fused or chunked substitutes."""
@@ -57,7 +62,7 @@ class CausalHead:
         """Llama-shaped models upcast the logits in their own forward until 4.45; the GPT-2 shapes did not."""
         self.shifts = before(b.job, "transformers", 4, 49) or own
         self.upcasts = not before(b.job, "transformers", 4, 46) and not own
-        accelerates = self.loss_kind == "standard" and not before(b.job, "transformers", 4, 31)
+        accelerates = self.loss_kind not in HEADLESS and not before(b.job, "transformers", 4, 31)
         self.converting = self.shifts and not self.upcasts and not self.early_fp32 and accelerates
         self.scaled = a.model_type in SCALED_LOGITS
         self.known_to_trl = self.softcap or a.get("logit_scale") is not None
@@ -77,7 +82,7 @@ class CausalHead:
 
     def logits(self, f: Tape, hidden: Tensor) -> Tensor | None:
         """Logits [B, S, V]; None when the loss never makes them whole."""
-        if self.loss_kind != "standard":
+        if self.loss_kind in HEADLESS:
             return None
         f.component = LOGITS
         logits: Tensor = self.normalised(f, hidden) if self.normed else self.head(f, hidden)
@@ -118,9 +123,10 @@ class CausalHead:
 
     def normalised(self, f: Tape, hidden: Tensor) -> Tensor:
         """Baichuan 2's NormHead."""
+        from memlint.estimate.ops.similarity import normalised
+
         weight = matrix_of(self.head)
-        unit = scale(f, Tensor(weight.shape, weight.dtype, None, weight.node))
-        return linear(f, hidden, unit)
+        return linear(f, hidden, normalised(f, weight))
 
     def loss(self, f: Tape, logits: Tensor | None, hidden: Tensor | None, batch: Batch) -> Tensor:
         """The scalar loss."""

@@ -66,7 +66,7 @@ class TestRecognition:
         assert "exports" in LLAMAFACTORY.read(fixture("llamafactory", "export.yaml"), Files()).skipped
 
     @pytest.mark.parametrize(
-        "name", ["lora_sft", "full_zero3", "qlora_dpo", "freeze", "megatron", "v1_lora", "mistakes"]
+        "name", ["lora_sft", "full_zero3", "qlora_dpo", "freeze", "megatron", "v1_lora", "asft", "mistakes"]
     )
     def test_every_origin_says_exactly_one_thing(self, name):
         reading = LLAMAFACTORY.read(fixture("llamafactory", f"{name}.yaml"), Files())
@@ -266,8 +266,18 @@ class TestStep:
         text = BASE + f"stage: {stage}\nfinetuning_type: full\nenable_liger_kernel: true\n"
         assert training(text).loss == loss
 
-    def test_own_losses_need_the_logits(self):
-        assert training(FULL + "enable_liger_kernel: true\nuse_dft_loss: true").loss == "standard"
+    @pytest.mark.parametrize("name", ["dft", "eaft", "asft"])
+    def test_own_losses_need_the_logits(self, name):
+        found = training(FULL + f"enable_liger_kernel: true\nuse_{name}_loss: true")
+        assert (found.loss, found.reference_model) == (name, "copy" if name == "asft" else "none")
+        assert training(FULL.replace("sft", "pt") + f"use_{name}_loss: true").loss == "standard"
+
+    def test_asft_stops_without_a_reference_model(self):
+        text = LORA + "use_asft_loss: true"
+        assert [key for key, _ in problems(text, "MEM003")] == ["use_asft_loss"]
+        assert training(text).reference_model == "none"
+        assert not problems(text + "\nref_model: Qwen/Qwen3-4B", "MEM003")
+        assert training(text + "\nref_model: Qwen/Qwen3-4B").reference_model == "copy"
 
     @pytest.mark.parametrize(
         ("text", "native"),
@@ -420,8 +430,17 @@ class TestV1:
         text = V1 + "micro_batch_size: 2\nglobal_batch_size: 32\n"
         assert training(text, gpus=4).gradient_accumulation_steps == 4
 
-    def test_the_fused_loss_stays_off(self):
-        assert training(V1 + "kernel_config: {name: liger_kernel}").loss == "standard"
+    def test_the_trainer_weighs_tokens_beside_the_models_own_loss(self):
+        assert training(V1 + "dist_config: {name: fsdp2}").loss == "token-weighted"
+        kernels = "kernel_config: {name: liger_kernel, include_kernels: %s}"
+        found = training(V1 + kernels % "auto")
+        assert (found.loss, found.liger) == ("token-weighted", ("rope", "rms_norm", "swiglu"))
+        assert training(V1 + kernels % "'swiglu,cross_entropy'").liger == ("swiglu",)
+
+    def test_liger_is_left_out_where_no_kernel_is_named(self):
+        text = V1 + "kernel_config: {name: liger_kernel}"
+        assert training(text).liger == ()
+        assert [key for key, _ in problems(text, "MEM007")] == ["kernel_config.name"]
 
     def test_padding_free_needs_flash_attention(self):
         assert training(V1 + "batching_strategy: padding_free\nflash_attn: flash_attention_2").varlen

@@ -8,7 +8,7 @@ from dialect_reading import Files, document, fixture
 from memlint.dialects.llamafactory import LLAMAFACTORY
 from memlint.dialects.promises import apply_edits, lookup
 
-FIXTURES = ["lora_sft", "full_zero3", "qlora_dpo", "freeze", "megatron", "v1_lora"]
+FIXTURES = ["lora_sft", "full_zero3", "qlora_dpo", "freeze", "megatron", "v1_lora", "asft"]
 CHANGES = {
     "checkpointing": {"training.checkpointing.mode": "full"},
     "no checkpointing": {"training.checkpointing.mode": "none"},

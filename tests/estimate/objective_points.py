@@ -35,6 +35,8 @@ def job(point: dict[str, Any]) -> TrainingJob:
     plain = objective == "cpo" and point["options"].get("cpo_alpha") == 0
     fused = FUSED if point["trl"] == "1.16" else () if "loss_type" in point["options"] else ("sft",)
     loss = "fused" if point["options"].get("use_liger_kernel") else "chunked" if objective in fused else "standard"
+    own = point["options"].get("loss")
+    loss = loss if own is None else "token-weighted" if own == "v1" else own
     return replace_fields(
         traced.job(point),
         {

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable
+from typing import TYPE_CHECKING, Any, Callable
 
 from memlint.estimate.build import Build
 from memlint.estimate.engine.pool import INPUTS, rounded
 from memlint.estimate.engine.tape import Leaf, Tape, Tensor
 from memlint.estimate.env import Batch, Env
 from memlint.estimate.errors import Unsupported
-from memlint.estimate.heads import CausalHead, ClassificationHead
+from memlint.estimate.heads import HEADLESS, OF_TRAINERS, CausalHead, ClassificationHead
 from memlint.estimate.policy import PAIRED as PAIRED
 from memlint.estimate.policy import POLICY, Policy
 from memlint.estimate.value_head import ValueHead
 from memlint.job import TrainingJob
 from memlint.models.architecture import Architecture
 from memlint.models.traits import MASK_PER_LAYER
+
+if TYPE_CHECKING:
+    from memlint.estimate.trainer_loss import TrainerLoss
 
 Body = Callable[[Architecture, Build, Env], Any]
 
@@ -52,7 +55,14 @@ class DecoderModel:
         elif self.objective != "contrastive":
             raise Unsupported(f"no memory model for the objective `{self.objective}` yet")
         self.reference: tuple[Any, Any] | None = None
-        if (self.objective in POLICY or self.objective == "ppo") and job.training.reference_model == "copy":
+        self.own_loss: TrainerLoss | None = None
+        """What the trainer makes of the logits, where it takes the loss itself."""
+        if job.training.loss in OF_TRAINERS and self.objective == "causal-lm":
+            from memlint.estimate.trainer_loss import TrainerLoss
+
+            self.own_loss = TrainerLoss(job, env)
+        asks = self.objective in POLICY or self.objective == "ppo" or job.training.loss == "asft"
+        if asks and job.training.reference_model == "copy":
             with build.reference_model():
                 copied = body(a, build, env)
                 self.reference = (copied, self._language_head(a, copied))
@@ -102,11 +112,13 @@ class DecoderModel:
             return self.columns.forward(f, batch)
         if self.policy.liger is not None:
             f.autocast = None  # the trainer calls the body beneath the autocast around the model
+        if self.own_loss is not None and self.reference is not None:
+            self.own_loss.ask_reference(f, batch, self.reference)
         hidden = self.body(f, batch)
         fully = self.build.sharding.fully
         if fully is not None and fully.apart:
             hidden = fully.before_tail(f, hidden)
-        whole = self.job.training.loss == "standard"
+        whole = self.job.training.loss not in HEADLESS
         logits = self.head.logits(f, self.policy.kept(f, hidden) if whole else hidden)
         if fully is not None:
             if logits is None:
@@ -118,7 +130,9 @@ class DecoderModel:
                 # The trainer takes the loss after the model's forward has returned.
                 fully.end_forward()
             return [logits, hidden]
-        return [logits, hidden] if self.policy.supervised or self._converts(f) else (logits, hidden)
+        if self.policy.supervised or self.own_loss is not None or self._converts(f):
+            return [logits, hidden]
+        return (logits, hidden)
 
     def _converts(self, f: Tape) -> bool:
         head = self.head
@@ -132,6 +146,8 @@ class DecoderModel:
         if self.columns is not None:
             embedded: Tensor = self.columns.loss(f, output)
             return embedded
+        if self.own_loss is not None:
+            return self.own_loss.loss(f, output if isinstance(output, list) else list(output), batch, self.head)
         if self.objective not in POLICY:
             loss: Tensor = self.head.loss(f, *output, batch)
             if self.policy.supervised:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from memlint.errors import SettingError
+from memlint.estimate.heads import OF_TRAINERS
 from memlint.job import TrainingJob, replace_fields
 from memlint.measure.trace.from_job import OPTIMIZERS, SHARDED, hf_config, never_run, settings_of
 from memlint.records import dataclass
@@ -129,7 +130,7 @@ def _refuse(job: TrainingJob) -> None:
         *never_run(job),
         (quantization is not None and quantization.bits != 4, "training.quantization.type", _type(quantization)),
         (
-            loss == "cut-cross-entropy" or (loss != "standard" and training.objective != "causal-lm"),
+            loss in ("cut-cross-entropy", *OF_TRAINERS) or (loss != "standard" and training.objective != "causal-lm"),
             "training.loss",
             loss,
         ),
