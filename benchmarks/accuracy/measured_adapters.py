@@ -24,7 +24,6 @@ KINDS = {
 
 TARGETS = {
     "c_attn": ("q_proj", "k_proj", "v_proj"),
-    "w_pack": ("q_proj", "k_proj", "v_proj"),
     "query_key_value": ("q_proj", "k_proj", "v_proj"),
     "w1": ("gate_proj",),
     "w2": ("up_proj",),

@@ -84,7 +84,10 @@ def _llama(hidden: int, layers: int, heads: int, kv: int, width: int, rows: int,
 
 
 def _baichuan(hidden: int, layers: int, width: int) -> dict[str, Any]:
-    return {**_llama(hidden, layers, layers, layers, width, 125696), "model_type": "baichuan"}
+    config = {**_llama(hidden, layers, layers, layers, width, 125696), "model_type": "baichuan"}
+    positions = config.pop("max_position_embeddings")
+    # The 13B's config names them so alone, by which it is known.
+    return {**config, "model_max_length" if layers == 40 else "max_position_embeddings": positions}
 
 
 SHAPES: tuple[tuple[str, dict[str, Any], str], ...] = (

@@ -148,7 +148,9 @@ def convert(row: Mapping[str, str]) -> dict[str, Any] | None:
         return config
     config.update(hidden_size=width, num_hidden_layers=layers, num_attention_heads=heads)
     if positions and kind != "vit":
-        config["max_position_embeddings"] = positions
+        # Baichuan's 13B has no other name for it, which tells it from the 7B.
+        alone = kind == "baichuan" and layers == 40
+        config["model_max_length" if alone else "max_position_embeddings"] = positions
     if kind == "opt":
         config["ffn_dim"] = inner
         if model_id.endswith("350m"):

@@ -405,6 +405,16 @@ SHAPES: dict[str, dict[str, Any]] = {
         **llama(3072, 32, 24, 8, 9216, 256000, head_dim=128, max_position_embeddings=4096, **BF16),
         "model_type": "nemotron",
     },
+    "baichuan-inc/Baichuan-13B-Chat": {
+        "model_type": "baichuan",
+        "vocab_size": 64000,
+        "hidden_size": 5120,
+        "num_hidden_layers": 40,
+        "num_attention_heads": 40,
+        "num_key_value_heads": 40,
+        "intermediate_size": 13696,
+        "model_max_length": 4096,
+    },
     "internlm/internlm3-8b-instruct": {
         **llama(4096, 48, 32, 2, 10240, 128512, head_dim=128, max_position_embeddings=32768, **BF16),
         "model_type": "internlm3",

@@ -232,6 +232,7 @@ SAME: dict[str, str] = {
     "zai-org/GLM-4.5-Base": "zai-org/GLM-4.5",
     "zai-org/GLM-4.5-Air-Base": "zai-org/GLM-4.5-Air",
     "zai-org/GLM-4.6V-Flash": "zai-org/GLM-4.1V-9B-Thinking",
+    "baichuan-inc/Baichuan-13B-Base": "baichuan-inc/Baichuan-13B-Chat",
     "baichuan-inc/Baichuan2-7B-Base": "baichuan-inc/Baichuan2-7B-Chat",
     "baichuan-inc/Baichuan2-13B-Base": "baichuan-inc/Baichuan2-13B-Chat",
     "internlm/internlm2-chat-7b": "internlm/internlm2-7b",

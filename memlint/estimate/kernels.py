@@ -18,8 +18,9 @@ FLA = "flash-linear-attention"
 CONV = "causal-conv1d"
 MAMBA = "mamba-ssm"
 XIELU = "xielu"
+XFORMERS = "xformers"
 
-OPTIONAL = (FLA, CONV, MAMBA, XIELU)
+OPTIONAL = (FLA, CONV, MAMBA, XIELU, XFORMERS)
 """By their names on the package index (xielu: from its repository alone)."""
 
 HUB = "kernels"
@@ -94,7 +95,7 @@ def sentence(missing: Iterable[str], allocated: int, low: int) -> str:
     names = sorted(missing)
     are, them = ("is", "it") if len(names) == 1 else ("are", "them")
     return (
-        f"{listed(names)} {are} not pinned: predicted with transformers' PyTorch code, {gib(allocated)} GiB allocated; "
+        f"{listed(names)} {are} not pinned: predicted with plain PyTorch code, {gib(allocated)} GiB allocated; "
         f"with {them} {gib(low)} GiB, which the low end allows for (setting `versions` says what is installed)"
     )
 

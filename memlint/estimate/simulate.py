@@ -16,6 +16,7 @@ from memlint.estimate.step import Step as Step
 from memlint.estimate.step import run_step as run_step
 from memlint.hardware.target import Target
 from memlint.job import TrainingJob
+from memlint.models.traits import ALIBI_MASK
 
 
 def simulate(job: TrainingJob, target: Target | None = None) -> Estimate:
@@ -110,6 +111,8 @@ def _other_attention(job: TrainingJob, prepared: Prepared) -> tuple[str, ...]:
     asked, taken = job.training.attention, prepared.env.attention
     if taken == asked or job.architecture is None:
         return ()
+    if ALIBI_MASK in job.architecture.traits:
+        return (f"the code that comes with the model has no {asked} attention: computed as it is written",)
     return (f"`{job.architecture.model_type}` has no {asked} attention in transformers: computed with {taken}",)
 
 

@@ -93,7 +93,7 @@ def _architecture(
     if remote is not None:
         from memlint.models.remote import traits_of
 
-        traits = traits_of(model_type, remote, int(values.get("vocab_size") or 0))
+        traits = traits_of(model_type, remote, stated)
         if remote.approximate is not None:
             approximate = f"`{model_type}` is code on the hub: {remote.approximate}"
     text = _text(values)

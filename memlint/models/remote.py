@@ -8,7 +8,14 @@ from __future__ import annotations
 
 from typing import Any, Mapping
 
-from memlint.models.traits import EXPERT_MODULES, LOSS_IN_OWN_DTYPE, NORMED_HEAD, UNEVEN_LAYERS
+from memlint.models.traits import (
+    ALIBI_MASK,
+    EXPERT_MODULES,
+    LOSS_IN_OWN_DTYPE,
+    NORMED_HEAD,
+    PACKED,
+    UNEVEN_LAYERS,
+)
 from memlint.records import dataclass, field
 
 
@@ -44,8 +51,7 @@ REMOTE: dict[str, Remote] = {
     "skywork": Remote("llama"),
     "Yi": Remote("llama"),
     "decapoda": Remote("llama"),
-    # Baichuan packs q, k, v into W_pack; the 13B uses ALiBi instead of rotary embeddings; neither changes the elements.
-    "baichuan": Remote("llama", names={"model_max_length": "max_position_embeddings"}, traits=OWN_LOSS),
+    "baichuan": Remote("llama", names={"model_max_length": "max_position_embeddings"}, traits=OWN_LOSS | {PACKED}),
     # MiniCPM scales embeddings, residuals and logits of a Llama; ties its head.
     "minicpm": Remote("llama", values={"tie_word_embeddings": True}),
     # Orion uses LayerNorm with bias in place of RMSNorm.
@@ -127,8 +133,13 @@ REMOTE: dict[str, Remote] = {
 }
 
 
-def traits_of(model_type: str, remote: Remote, vocabulary: int) -> frozenset[str]:
-    """Return the traits of a model of this type; ``vocabulary`` tells editions of one type apart."""
-    if model_type == "baichuan" and vocabulary == BAICHUAN_2_VOCABULARY:
-        return remote.traits | {NORMED_HEAD}
-    return remote.traits
+def traits_of(model_type: str, remote: Remote, stated: Mapping[str, Any]) -> frozenset[str]:
+    """Return the traits of a model of this type; fields of its config tell editions of one type apart."""
+    traits = remote.traits
+    if model_type == "baichuan":
+        if stated.get("vocab_size") == BAICHUAN_2_VOCABULARY:
+            traits |= {NORMED_HEAD}
+        # The 13B's config.json, of either edition, has `model_max_length` alone.
+        if "max_position_embeddings" not in stated:
+            traits |= {ALIBI_MASK}
+    return traits

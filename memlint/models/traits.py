@@ -18,3 +18,10 @@ MASK_PER_LAYER = "mask per layer"
 """Qwen's code of August 2023: QWenAttention registers a [P, P] bool mask in every layer, P = max_position_embeddings
 (as kept in modelscope 1.9.5, models/nlp/qwen/backbone.py:154). Later revisions register one for the model, then none,
 so only a job of that day has it."""
+
+ALIBI_MASK = "ALiBi in the mask"
+"""Baichuan 13B, of either edition: no rotary embeddings, but a mask with a matrix for every head
+(estimate/families/baichuan.py)."""
+
+PACKED = "one product for queries, keys and values"
+"""modeling_baichuan.py calls it ``W_pack``."""

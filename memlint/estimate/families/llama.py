@@ -17,6 +17,7 @@ from memlint.estimate.families.shapes import Shape, flag, scaled_inside, shape_o
 from memlint.estimate.ops.basic import add, cat, dropout, mul, scale, slice_of
 from memlint.estimate.stack import Stack
 from memlint.models.architecture import Architecture
+from memlint.models.traits import PACKED
 
 
 class Attention:
@@ -30,9 +31,9 @@ class Attention:
         self.dropout = float(a.get("attention_dropout", 0.0))
         qkv_bias = flag(a, s.qkv_bias)
         q, kv = self.heads * self.dim, self.kv * self.dim
-        self.fused = s.fused_qkv
-        if s.fused_qkv:
-            self.qkv = b.linear(f"{name}.qkv_proj", h, q + 2 * kv, qkv_bias)
+        self.fused = s.fused_qkv or PACKED in a.traits
+        if self.fused:
+            self.qkv = b.linear(f"{name}.{'W_pack' if PACKED in a.traits else 'qkv_proj'}", h, q + 2 * kv, qkv_bias)
         else:
             self.q = b.linear(f"{name}.q_proj", h, q, qkv_bias)
             self.k = b.linear(f"{name}.k_proj", h, kv, qkv_bias)

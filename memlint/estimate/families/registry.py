@@ -10,7 +10,7 @@ from memlint.estimate.env import Batch, Env
 from memlint.estimate.errors import Unsupported
 from memlint.job import TrainingJob
 from memlint.models.architecture import Architecture
-from memlint.models.traits import UNEVEN_LAYERS
+from memlint.models.traits import ALIBI_MASK, UNEVEN_LAYERS
 
 
 class Trainable(Protocol):
@@ -88,6 +88,8 @@ def decoder_body(architecture: Architecture) -> Any | None:
 def _of_llamas_shape(architecture: Architecture) -> str:
     if UNEVEN_LAYERS in architecture.traits:
         return "uneven"
+    if ALIBI_MASK in architecture.traits:
+        return "baichuan"
     return OF_LLAMAS_SHAPE.get(architecture.model_type, "llama")
 
 

@@ -84,7 +84,7 @@ def divide(f: Tape, x: Tensor, divisor: Tensor) -> Tensor:
     """``x / divisor`` of two tensors: saves both."""
     recorded = f.needs(x, divisor)
     saved = f.save(x, divisor) if recorded else ()
-    out = f.like(x)
+    out = f.new(x.shape, promoted(x, divisor))
     return f.record(out, _divide_backward, (x, divisor), saved) if recorded else out
 
 

@@ -69,7 +69,11 @@ POOLINGS = {"mean": mean_of_tokens, "cls": first_token, "last-token": last_token
 
 def unit(f: Tape, x: Tensor) -> Tensor:
     """``F.normalize(x, dim=-1)`` of x [N, H], in fp32 (util/tensor.py _convert_to_float_tensor)."""
-    x = cast(f, x, "fp32")
+    return normalised(f, cast(f, x, "fp32"))
+
+
+def normalised(f: Tape, x: Tensor) -> Tensor:
+    """``F.normalize(x, dim=-1)`` of x [N, H]."""
     length = clamp(f, vector_norm(f, x, (x.shape[0], 1)), 1)
     return divide(f, x, expand(f, length, x.shape))
 
