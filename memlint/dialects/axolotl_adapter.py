@@ -115,14 +115,15 @@ def _kernels(run: Run) -> None:
 
 
 def read_quantization(run: Run, quantised: list[str]) -> None:
-    """What of ``load_in_4bit``, ``load_in_8bit`` and ``gptq`` takes effect (``_set_quantization_config``)."""
+    """What of ``load_in_4bit``, ``load_in_8bit`` and ``gptq`` takes effect (``_set_quantization_config``).
+
+    ``gptq`` quantises nothing: it loads a checkpoint whose own config says that it is stored so, and warns otherwise.
+    """
     cfg = run.cfg
+    if cfg.flag("gptq"):
+        run.assume("`gptq: true` quantises nothing by itself: the base is as its own config.json says it is stored")
     if run.adapter == "qlora":
         _read_qlora(run)
-    elif cfg.flag("gptq"):
-        run.put("training.quantization.type", "gptq", "gptq")
-        run.draft.set("training.quantization.bits", 4, assumed="GPTQ checkpoint of 4 bits")
-        run.default("training.quantization.kbit_preparation", False, f"{_LOADER}: _prepare_model_for_quantization")
     elif run.adapter == "lora" and cfg.flag("load_in_8bit"):
         run.put("training.quantization.bits", 8, "load_in_8bit")
         run.put("training.quantization.type", "int8", "load_in_8bit")

@@ -93,11 +93,26 @@ def _generation(arguments: Arguments, source: str, version: tuple[int, ...]) -> 
     count = section.integer("num_generations", minimum=1)
     arguments.choose("training.num_generations", "num_generations", count, 8, source)
     if section.flag("use_vllm"):
-        mode = section.text("vllm_mode", ("colocate", "server"))
+        _engine(arguments, source, version)
+
+
+def _engine(arguments: Arguments, source: str, version: tuple[int, ...]) -> None:
+    """The share of the GPU that vLLM takes: in training's own processes, on a server, or, where a file says
+    ``vllm_device`` as before TRL 0.16, on the GPU after those that train, if there is one.
+    """
+    section = arguments.section
+    mode = section.text("vllm_mode", ("colocate", "server"))
+    if mode is None and section.has("vllm_device"):
+        colocate = arguments.context.gpus == 1
+        if not colocate:
+            arguments.draft.assumptions.append(
+                "`vllm_device` is of TRL before 0.16: vLLM runs on a GPU of its own, beside those that train"
+            )
+    else:
         colocate = (mode or ("colocate" if version >= (1, 0) else "server")) == "colocate"
-        if colocate and not section.flag("vllm_enable_sleep_mode"):
-            share = section.number("vllm_gpu_memory_utilization", minimum=0)
-            arguments.choose("training.vllm_memory_share", "vllm_gpu_memory_utilization", share, 0.3, source)
+    if colocate and not section.flag("vllm_enable_sleep_mode"):
+        share = section.number("vllm_gpu_memory_utilization", minimum=0)
+        arguments.choose("training.vllm_memory_share", "vllm_gpu_memory_utilization", share, 0.3, source)
 
 
 def check_generations(arguments: Arguments) -> None:

@@ -100,11 +100,15 @@ def job_text(job: Mapping[str, Any]) -> str:
         parts[0] += f" (blocks of {lora.get('block_size')})" if lora.get("block_size") else ""
     elif lora and method not in _WITHOUT_RANK:
         parts[0] += f" (rank {lora.get('rank')})"
+    if training.get("reference_model") == "copy":
+        parts[0] += " beside a reference model"
     parts.append(f"micro batch {training.get('micro_batch_size')} x {training.get('sequence_length')} tokens")
     steps = training.get("gradient_accumulation_steps", 1)
     if steps and steps > 1:
         parts.append(f"accumulated over {steps}")
-    parts.append(_precision(training.get("precision")))
+    if training.get("images"):
+        parts.append(f"images {training['images']}")
+    parts.append(_precision(training.get("precision"), training.get("quantization")))
     parts.append(str(training.get("optimizer")))
     checkpointing = training.get("activation_checkpointing", "none")
     if isinstance(checkpointing, dict):
@@ -115,17 +119,22 @@ def job_text(job: Mapping[str, Any]) -> str:
     strategy = parallelism.get("strategy", "none")
     if strategy != "none":
         parts.append(str(strategy))
+    offload = parallelism.get("offload", "none")
+    if offload != "none":
+        parts.append("parameters and states offloaded" if offload == "all" else f"{offload} offloaded")
     return ", ".join(parts)
 
 
-def _precision(value: Any) -> str:
+def _precision(value: Any, quantization: Any) -> str:
     if not isinstance(value, dict):
         return str(value)
+    stored = quantization.get("type") if isinstance(quantization, dict) else None
     autocast = value.get("autocast")
     float8 = ", float8 products" if value.get("fp8") else ""
     weights, trained = value.get("weights"), value.get("trainable_weights")
     apart = f" (trained ones {trained})" if trained and trained != weights else ""
-    return f"{weights} weights{apart}" + (f", {autocast} autocast" if autocast else "") + float8
+    base = f"{stored} base, other weights {weights}" if stored else f"{weights} weights"
+    return f"{base}{apart}" + (f", {autocast} autocast" if autocast else "") + float8
 
 
 def _row(words: str, size: int, *, rule: bool = False) -> str:

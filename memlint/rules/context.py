@@ -254,6 +254,7 @@ def breakdown(estimate: Estimate) -> str:
         ("logits", parts.get("logits", 0)),
         ("temporaries", parts.get("temporaries", 0)),
         ("communication", parts.get("communication", 0)),
+        ("vLLM engine", sum(part.expected_bytes for part in estimate.overheads if part.name == "vllm_engine")),
     ]
     kept = [(name, size) for name, size in shown if size * 2000 > estimate.device_bytes]
     rest = estimate.device_bytes - sum(size for _, size in kept)

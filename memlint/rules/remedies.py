@@ -213,4 +213,10 @@ def floor_note(context: Context) -> str | None:
         return None
     parts = sorted(floor.estimate.components.items(), key=lambda item: -item[1])[:3]
     made = ", ".join(f"{name.replace('_', ' ')} {gib(size)}" for name, size in parts if size)
-    return f"no setting of this file fits: the lowest it reaches is {gib(floor.estimate.device_bytes)} GiB ({made})"
+    lowest = f"the lowest it reaches is {gib(floor.estimate.device_bytes)} GiB ({made})"
+    engine = sum(part.expected_bytes for part in floor.estimate.overheads if part.name == "vllm_engine")
+    if engine:
+        origin = context.job.origin("training.vllm_memory_share")
+        key = str(origin.key[-1]) if origin is not None and origin.key else "training.vllm_memory_share"
+        return f"no other setting of this file fits beside a vLLM engine of {gib(engine)} GiB (`{key}`): {lowest}"
+    return f"no setting of this file fits: {lowest}"

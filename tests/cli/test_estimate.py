@@ -187,6 +187,15 @@ def test_the_line_of_settings_says_what_is_trained_in_another_dtype(project, mem
     assert "(trained ones" not in memlint("estimate", "gpt2", "--offline")[1]
 
 
+def test_the_line_of_settings_says_how_the_base_is_stored_and_what_else_is_held(project, memlint):
+    text = "memlint: 1\nmodel: gpt2\ntraining: {objective: dpo, reference_model: copy}\n"
+    (project / "dpo.yaml").write_text(text + "parallelism: {strategy: zero2, gpus: 2, offload: optimizer}\n")
+    line = memlint("estimate", "dpo.yaml", "--offline")[1].splitlines()[1]
+    assert "dpo, full beside a reference model" in line
+    assert line.endswith("zero2, optimizer offloaded")
+    assert "nf4 base, other weights fp32" in memlint("estimate", "gpt2", "--offline", "--method", "qlora")[1]
+
+
 @pytest.mark.parametrize(
     ("training", "words"),
     [

@@ -172,6 +172,13 @@ class TestAdapters:
         assert (found.method, found.quantization.bits, found.quantization.type) == ("lora", 8, "int8")
         assert not found.lora.kernels
 
+    def test_gptq_says_how_a_checkpoint_is_stored_and_quantises_nothing(self):
+        lora = "adapter: lora\ngptq: true\nlora_r: 8\nlora_target_linear: true\n"
+        found = job(AXOLOTL, BASE + lora)
+        assert found.training.quantization is None
+        assert any("`gptq: true`" in sentence for sentence in found.assumptions)
+        assert training(lora + "load_in_8bit: true").quantization.type == "int8"
+
     @pytest.mark.parametrize("key", ["load_in_8bit", "load_in_4bit"])
     def test_quantisation_without_an_adapter_is_refused(self, key):
         assert [found for found, _ in problems(f"{key}: true", "MEM003")] == [key]

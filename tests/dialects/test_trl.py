@@ -161,6 +161,7 @@ def test_colocated_vllm_takes_its_share_unless_it_sleeps_or_serves():
         ("use_vllm: true\n", 0.3),
         ("use_vllm: true\nvllm_gpu_memory_utilization: 0.7\n", 0.7),
         ("use_vllm: true\nvllm_mode: server\n", 0.0),
+        ("use_vllm: true\nvllm_device: auto\nvllm_gpu_memory_utilization: 0.7\n", 0.0),
         ("use_vllm: true\nvllm_enable_sleep_mode: true\n", 0.0),
         ("vllm_gpu_memory_utilization: 0.7\n", 0.0),
     ):
