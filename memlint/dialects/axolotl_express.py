@@ -147,7 +147,16 @@ def _loss(write: Writer, value: Any) -> None:
         if kept != plugins:
             write.set("plugins", kept)
         write.drop("cut_cross_entropy", *_OTHER_LOSSES)
+        write.off("dpo_use_liger_kernel")
     if value != "fused":
+        return
+    rl = write.data.get("rl")
+    if rl is not None:
+        # Losses from log-probabilities: Liger's own of TRL's trainers (core/builders/rl.py).
+        if rl in ("dpo", "ipo"):
+            write.set("dpo_use_liger_kernel", True)
+        elif rl in ("grpo", "gdpo"):
+            write.put(("trl", "use_liger_loss"), True)
         return
     tensor = (write.wanted("parallelism.tensor") or 1) > 1
     if any(plugin.endswith("LigerPlugin") for plugin in plugins) and not tensor:

@@ -41,12 +41,16 @@ from memlint.units import gib
 
 META = RuleMeta(code="MEM303", name="full-logits", severity=Severity.WARNING, since="0.1")
 
+_TRAINERS = ("axolotl", "llama-factory", "trl")
+"""Frameworks with trainers of their own: where no key of theirs asks for a fused loss, there is none to take."""
+
 
 def check(context: Context) -> Iterator[Finding]:
     """Yield one finding where a fused or chunked loss would save enough to matter."""
+    own = context.job.framework.partition(" ")[0].lower() in _TRAINERS
     found = context.suggest(
         META,
-        remedies.fused_loss(context),
+        [remedy for remedy in remedies.fused_loss(context) if not own or context.writable(remedy.changes)],
         message=lambda saved: f"the loss holds the logits of every token; a fused loss saves {gib(saved)} GiB",
         at=("training.loss", "training.sequence_length", "training.micro_batch_size", "model"),
     )

@@ -126,8 +126,14 @@ def test_fsdp2_in_place_of_fsdp1_saves_what_was_saved_before():
 def test_what_axolotl_refuses_is_not_offered():
     sharded = BASE + "fsdp_version: 1\nfsdp_config: {offload_params: true}\n"
     assert express(sharded, {"training.optimizer": "adamw-8bit"}) is None
-    assert express(BASE + "rl: dpo\n", {"training.loss": "fused"}) is None
+    assert express(BASE + "rl: kto\n", {"training.loss": "fused"}) is None
     assert express(BASE, {"training.optimizer": "no-such-optimizer"}) is None
+
+
+def test_a_fused_loss_of_preferences_has_keys_of_its_own():
+    for rl, key in (("dpo", ("dpo_use_liger_kernel",)), ("grpo", ("trl", "use_liger_loss"))):
+        edits = express(BASE + f"rl: {rl}\ntrl: {{num_generations: 4}}\n", {"training.loss": "fused"})
+        assert [(edit.path, edit.value) for edit in edits] == [(key, True)]
 
 
 def test_a_consequence_may_be_asked_for_together_with_its_cause():
