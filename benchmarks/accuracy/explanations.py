@@ -24,7 +24,10 @@ _RULES: tuple[tuple[str, str], ...] = (
         "code on the hub, computed as the nearest Llama shape with a flash kernel; with scores multiplied out it would be "
         "82.5 GiB, so neither explains it; ",
     ),
-    ("baichuan2-13b", "code on the hub with an ALiBi bias [h, S, S], which the Llama shape lacks; "),
+    (
+        "baichuan2-13b",
+        "its code takes a fused kernel where xformers is installed, which the source does not say: the low end; ",
+    ),
 )
 """(word in the model's name, what to say before ms-swift's own explanation)."""
 _PREFIX = (

@@ -96,6 +96,12 @@ class JobCheck:
             raise RuleCrash(f"the prediction failed: {crash_text(error)}") from error
         if estimate is None and unresolved is None and job.architecture is not None:
             unresolved, approximate = approximate, None
+        if estimate is not None and not estimate.trainable_parameters:
+            from memlint.engine.adapted import names_nothing
+
+            problem = names_nothing(job, estimate)
+            if problem is not None:
+                self._of_job[index] = (*self.problems_of(index), problem)
         usable = usable_bytes(job, target)
         verdict = "unknown" if estimate is None else judge(estimate, job, target, check.margin)
         if estimate is not None:

@@ -68,6 +68,12 @@ def matches(targets: str | tuple[str, ...], name: str, architecture: Architectur
     if targets == "default":
         kind = architecture.model_type if architecture is not None else ""
         return leaf in DEFAULT_TARGETS.get(kind, ("q_proj", "v_proj"))
+    if architecture is not None and architecture.modules:
+        own = architecture.modules.get(leaf, leaf)
+        if not isinstance(targets, str):
+            # What its code calls the parts around them is not known.
+            return any(target.rpartition(".")[2] in (own, leaf) for target in targets)
+        name = name[: len(name) - len(leaf)] + own
     if isinstance(targets, str):
         try:
             return re.fullmatch(targets, name) is not None

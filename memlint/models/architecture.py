@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Mapping
 
-from memlint.records import dataclass
+from memlint.records import dataclass, field
 
 _COUNTED_FROM_PADDING = frozenset(
     ("roberta", "xlm-roberta", "xlm-roberta-xl", "camembert", "roberta-prelayernorm", "data2vec-text", "mpnet", "esm")
@@ -45,6 +45,8 @@ class Architecture:
     """Why this shape is only the nearest one (unknown model_type); None when exact."""
     traits: frozenset[str] = frozenset()
     """What the model's own code on the hub does unlike the class it is computed as; names in ``models/traits.py``."""
+    modules: Mapping[str, str] = field(default_factory=dict)
+    """What the model's own code on the hub calls the linear layers of the class that it is computed as."""
     quantization: Mapping[str, Any] | None = None
     """``quantization_config`` of the checkpoint."""
 

@@ -127,6 +127,7 @@ def _architecture(
         source=source,
         approximate=approximate,
         traits=traits,
+        modules=remote.modules if remote is not None else {},
         quantization=quantization if isinstance(quantization, Mapping) else None,
     )
 

@@ -33,17 +33,29 @@ class Remote:
     """Fields that differ from the class defaults of ``like``."""
     traits: frozenset[str] = frozenset()
     """What its code does unlike the class of ``like``."""
+    modules: Mapping[str, str] = field(default_factory=dict)
+    """Linear layers of ``like`` -> what its code calls them. Several may be one: an adapter then counts on each."""
 
 
 OWN_LOSS = frozenset({LOSS_IN_OWN_DTYPE})
 UNEVEN = frozenset({UNEVEN_LAYERS})
+
+
+def _fused(name: str, **others: str) -> dict[str, str]:
+    """Names where queries, keys and values are one product."""
+    return {"q_proj": name, "k_proj": name, "v_proj": name, **others}
+
 
 BAICHUAN_2_VOCABULARY = 125696
 """vocab_size that tells Baichuan 2 from its forerunner of the same model_type (config.json of either)."""
 
 REMOTE: dict[str, Remote] = {
     # InternLM2 is Llama with one fused wqkv matrix: the same elements (modeling_internlm2.py, revision of 2024-07).
-    "internlm2": Remote("llama", names={"bias": "attention_bias"}),
+    "internlm2": Remote(
+        "llama",
+        names={"bias": "attention_bias"},
+        modules=_fused("wqkv", o_proj="wo", gate_proj="w1", up_proj="w3", down_proj="w2"),
+    ),
     # InternLM has q/k/v/o biases (config key `bias`, default true).
     "internlm": Remote("llama", names={"bias": "attention_bias"}, values={"attention_bias": True}),
     "xverse": Remote("llama"),
@@ -62,6 +74,7 @@ REMOTE: dict[str, Remote] = {
         names={"seq_length": "max_position_embeddings", "attn_dropout_prob": "attention_dropout"},
         values={"tie_word_embeddings": False, "num_key_value_heads": None},
         traits=OWN_LOSS,
+        modules=_fused("c_attn", o_proj="c_proj", gate_proj="w2", up_proj="w1", down_proj="c_proj"),
     ),
     "mimo": Remote("qwen2", "the next-token-prediction layers are left out"),
     "kimi_k2": Remote("deepseek_v3"),
@@ -85,15 +98,17 @@ REMOTE: dict[str, Remote] = {
             "seq_length": "max_position_embeddings",
             "add_qkv_bias": "attention_bias",
         },
+        modules=_fused("query_key_value", o_proj="dense", gate_up_proj="dense_h_to_4h", down_proj="dense_4h_to_h"),
     ),
     "phi3small": Remote(
         "phi3",
         "block-sparse attention and gated GELU are computed as Phi-3",
         names={"ff_intermediate_size": "intermediate_size"},
+        modules={"qkv_proj": "query_key_value", "o_proj": "dense", "gate_up_proj": "up_proj"},
     ),
     "phi3_v": Remote("phi3", "the image tower is left out", names={}),
-    "phi-msft": Remote("phi"),
-    "mixformer-sequential": Remote("phi"),
+    "phi-msft": Remote("phi", modules=_fused("Wqkv", dense="out_proj")),
+    "mixformer-sequential": Remote("phi", modules=_fused("Wqkv", dense="out_proj")),
     "stablelm_epoch": Remote("stablelm"),
     "RefinedWeb": Remote("falcon", names={"n_layer": "num_hidden_layers", "n_head": "num_attention_heads"}),
     "RefinedWebModel": Remote("falcon", names={"n_layer": "num_hidden_layers", "n_head": "num_attention_heads"}),
@@ -120,13 +135,22 @@ REMOTE: dict[str, Remote] = {
     "kimi_k3": Remote("kimi_linear", "computed as Kimi Linear"),
     "minimax_m3": Remote("minimax_m2", "computed as MiniMax M2"),
     "step3_text": Remote("step3p5", "computed as Step 3.5"),
-    "bailing_moe": Remote("qwen2_moe", "computed as a mixture of experts of the Qwen2 shape"),
+    "bailing_moe": Remote(
+        "qwen2_moe",
+        "computed as a mixture of experts of the Qwen2 shape",
+        modules=_fused("query_key_value", o_proj="dense"),
+    ),
     "bailing_moe_v2": Remote(
         "glm4_moe",
         "computed as GLM 4 MoE",
         names={"num_experts": "n_routed_experts", "num_shared_experts": "n_shared_experts"},
+        modules=_fused("query_key_value", o_proj="dense"),
     ),
-    "telechat": Remote("llama", "computed as Llama"),
+    "telechat": Remote(
+        "llama",
+        "computed as Llama",
+        modules={"q_proj": "query", "k_proj": "key_value", "v_proj": "key_value", "o_proj": "dense"},
+    ),
     "codeshell": Remote("gpt2", "grouped keys and values are computed as whole"),
     "plamo": Remote("llama", "computed as Llama"),
     "hunyuan": Remote("hunyuan_v1_moe", "computed as HunYuan V1"),

@@ -1,8 +1,8 @@
 """Flag a value that the framework or the model cannot take.
 
 ## What it does
-Reports a memory-relevant value of the wrong type or outside its allowed set, and model shapes that cannot exist, such
-as a hidden size that its heads do not divide.
+Reports a memory-relevant value of the wrong type or outside its allowed set, model shapes that cannot exist, such as a
+hidden size that its heads do not divide, and adapters that name no module of the model.
 
 ## Why it matters
 The framework rejects the file at start, or reads it as something else (`2e-5` is a string to PyYAML), and no prediction

@@ -19,6 +19,8 @@ HEADS = {
     "seq2seq": "AutoModelForSeq2SeqLM",
 }
 
+TURNED = {"hybrid_override_pattern"}
+"""Fields that a class computes and yet takes: Nemotron-H makes its kinds of layers of this one."""
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -42,7 +44,7 @@ def make_config(source: Mapping[str, Any], remote: str | None = None) -> Any:
     # Bamba's and Jamba's kinds of layers stand under another name of the same.
     names = getattr(owner, "attribute_map", {})
     stated = {key: getattr(owner, names.get(key, key), None) for key in values}
-    computed = {key for key, found in stated.items() if isinstance(found, property) and not found.fset}
+    computed = {key for key, found in stated.items() if isinstance(found, property) and not found.fset} - TURNED
     return AutoConfig.for_model(kind, **{key: value for key, value in values.items() if key not in computed})
 
 

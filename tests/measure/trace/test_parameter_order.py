@@ -91,3 +91,11 @@ def test_parameters_come_in_the_order_of_the_real_module(kind: str, objective: s
 
 def test_mixtures_stand_in_order() -> None:
     assert not SMALL_ELSEWHERE & {*FAMILIES["moe"], *FAMILIES["mla"]}
+
+
+def test_a_pattern_of_layers_makes_the_layers_that_it_names() -> None:
+    """Nemotron-H computes ``hybrid_override_pattern``, yet makes its kinds of layers of what is given as such."""
+    from memlint.measure.trace.build import make_config
+
+    made = make_config({"model_type": "nemotron_h", "hybrid_override_pattern": "M-*-"})
+    assert made.layer_types == ["linear_attention", "mlp", "full_attention", "mlp"]
