@@ -97,7 +97,7 @@ class JobCheck:
         if estimate is None and unresolved is None and job.architecture is not None:
             unresolved, approximate = approximate, None
         if estimate is not None and not estimate.trainable_parameters:
-            from memlint.engine.adapted import names_nothing
+            from memlint.engine.trained import names_nothing
 
             problem = names_nothing(job, estimate)
             if problem is not None:

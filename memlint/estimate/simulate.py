@@ -60,9 +60,8 @@ def simulate(job: TrainingJob, target: Target | None = None) -> Estimate:
     ):
         named = ", ".join(lora.target_parameters)
         notes = (*notes, f"adapters of parameters ({named:.200}) are not followed in this model: they are left out")
-    if lora is not None and not any(r.trainable for r in step.build.records):
-        named = lora.targets if isinstance(lora.targets, str) else ", ".join(lora.targets)
-        notes = (*notes, f"the adapters' targets ({named:.200}) name no module of the model: nothing trains")
+    if not any(r.trainable for r in step.build.records):
+        notes = (*notes, "what the config names to train is nowhere in the model: nothing trains")
     if job.parallelism.offload == "experts" and job.architecture and not any(r.host for r in step.build.records):
         from memlint.estimate.host_experts import left_on_gpu
 

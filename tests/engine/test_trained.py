@@ -1,4 +1,4 @@
-"""Adapters that name nothing: PEFT refuses to start, and the prediction would be that of no run."""
+"""A config that names nothing to train: the run ends at once, and the prediction would be that of no run."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from memlint.engine.adapted import linear_names, names_nothing
+from memlint.engine.trained import linear_names, names_nothing
 from memlint.estimate.simulate import simulate
 from memlint.job import TrainingJob, replace_fields
 from memlint.models import catalog
@@ -53,9 +53,19 @@ def test_nothing_is_said_where_one_name_has_a_place(targets: Any) -> None:
     assert said(job("Qwen/Qwen3-0.6B", targets)) is None
 
 
+def test_patterns_of_no_parameter_leave_nothing_to_train() -> None:
+    vision = job("Qwen/Qwen2.5-VL-7B-Instruct", "default")
+    unfrozen = {"training.lora": None, "training.method": "freeze", "training.trainable_patterns": (r"^layers\.",)}
+    message = said(replace_fields(vision, unfrozen))
+    assert message is not None and message.startswith(
+        r"`^layers\.` names no parameter of Qwen/Qwen2.5-VL-7B-Instruct, and nothing is left to train"
+    )
+    assert said(replace_fields(vision, {**unfrozen, "training.trainable_patterns": ("language_model",)})) is None
+
+
 def test_an_estimate_says_it_too() -> None:
     assumptions = simulate(job("Qwen/Qwen3-0.6B", ("q_porj",))).assumptions
-    assert "the adapters' targets (q_porj) name no module of the model: nothing trains" in assumptions
+    assert "what the config names to train is nowhere in the model: nothing trains" in assumptions
 
 
 @pytest.mark.parametrize(
