@@ -36,7 +36,7 @@ def apply_objective(arguments: Arguments, version: tuple[int, ...], trainer: str
         draft.set("training.objective", objective, default=f"TRL's {trainer.upper()} trainer")
     source = f"TRL 1.16: trainer/{_module(trainer)}_config.py"
     if trainer in ("grpo", "rloo"):
-        _generation(arguments, source, version)
+        _generation(arguments, source, version, 2 if trainer == "rloo" else 8)
     else:
         _length(arguments, source)
     if trainer == "sft":
@@ -70,7 +70,7 @@ def _length(arguments: Arguments, source: str) -> None:
         arguments.default("training.sequence_length", 1024, source)
 
 
-def _generation(arguments: Arguments, source: str, version: tuple[int, ...]) -> None:
+def _generation(arguments: Arguments, source: str, version: tuple[int, ...], generations: int) -> None:
     section, draft = arguments.section, arguments.draft
     newest = 512 if version >= (1, 10) else 256
     completion = arguments.choose(
@@ -91,7 +91,7 @@ def _generation(arguments: Arguments, source: str, version: tuple[int, ...]) -> 
         )
     draft.set("training.padding", True, default=f"default of {source}")
     count = section.integer("num_generations", minimum=1)
-    arguments.choose("training.num_generations", "num_generations", count, 8, source)
+    arguments.choose("training.num_generations", "num_generations", count, generations, source)
     if section.flag("use_vllm"):
         _engine(arguments, source, version)
 

@@ -156,6 +156,12 @@ def test_without_truncation_the_length_is_an_assumption():
     assert job.origins["training.sequence_length"].assumed is not None
 
 
+def test_rloo_makes_two_completions_of_a_prompt_where_none_are_stated():
+    for trainer, count in (("rloo", 2), ("grpo", 8)):
+        reading = read_text(BASE + "max_completion_length: 64\n", path=f"recipes/{trainer}/config.yaml")
+        assert reading.jobs[0].training.num_generations == count
+
+
 def test_colocated_vllm_takes_its_share_unless_it_sleeps_or_serves():
     for extra, share in (
         ("use_vllm: true\n", 0.3),
