@@ -16,14 +16,19 @@ def add_lora(model: Any, lora: LoraSettings) -> Any:
     """Wrap a model with a PEFT LoRA adapter. Raises SettingError when PEFT finds nothing to adapt."""
     import peft
 
-    headed = any(name.rpartition(".")[2] in ("score", "classifier") for name, _ in model.named_modules())
     targets: Any = list(lora.targets) if isinstance(lora.targets, tuple) else lora.targets
+    # With a task type, PEFT leaves the heads of classes out (tuners_utils.py _maybe_include_all_linear_layers).
+    heads = ("score", "classifier") if targets == "all-linear" else ()
+    spared = [
+        name
+        for name, _ in model.named_modules()
+        if name.rpartition(".")[2] in heads or (lora.spared and any_named(lora.spared, name))
+    ]
     try:
         config = peft.LoraConfig(
             r=lora.rank,
             target_modules=targets,
-            # With a task type, PEFT leaves the heads of classes out (tuners_utils.py _maybe_include_all_linear_layers).
-            exclude_modules=r"(.*\.)?(score|classifier)" if targets == "all-linear" and headed else None,
+            exclude_modules=spared or None,
             lora_dropout=lora.dropout,
             use_dora=lora.dora,
             modules_to_save=list(lora.modules_to_save) or None,

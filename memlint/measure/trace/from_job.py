@@ -85,7 +85,7 @@ def settings_of(job: TrainingJob, world: int) -> TraceSettings:
         fp32_embedding_states=training.fp32_embedding_states,
         max_grad_norm=training.max_grad_norm,
         accumulation=training.gradient_accumulation_steps,
-        lora=_lora(training.lora or Lora()) if training.method in ("lora", "qlora") else None,
+        lora=_lora(training.lora or Lora(), training.freeze) if training.method in ("lora", "qlora") else None,
         quantised=quantized.type if quantized is not None else None,
         double_quant=quantized.double_quant if quantized is not None else True,
         kbit_preparation=quantized.kbit_preparation if quantized is not None else False,
@@ -105,7 +105,7 @@ def _checkpointing(options: Checkpointing) -> str:
     return "reentrant" if options.reentrant else "nonreentrant"
 
 
-def _lora(lora: Lora) -> LoraSettings:
+def _lora(lora: Lora, frozen: tuple[str, ...]) -> LoraSettings:
     targets = None if lora.targets == "default" else lora.targets
     return LoraSettings(
         rank=lora.rank,
@@ -114,6 +114,7 @@ def _lora(lora: Lora) -> LoraSettings:
         dora=lora.dora,
         modules_to_save=lora.modules_to_save,
         dtype=lora.dtype,
+        spared=frozen,
     )
 
 

@@ -24,6 +24,8 @@ class LoraSettings:
     modules_to_save: tuple[str, ...] = ()
     dtype: str = "fp32"
     """fp32: PEFT's autocast_adapter_dtype; otherwise as the weights."""
+    spared: tuple[str, ...] = ()
+    """Name fragments of frozen parts, which LLaMA-Factory keeps adapters from (model/model_utils/misc.py)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,6 +15,7 @@ pytest.importorskip("transformers")
 from memlint.commands import trace as command
 from memlint.errors import UserError
 from memlint.estimate.result import COMPONENTS
+from tests.estimate.vision_configs import CONFIGS
 from tests.measure.trace.shapes import TINY
 
 pytestmark = [pytest.mark.measure, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
@@ -62,6 +63,14 @@ def test_text_shows_both_methods_and_names_no_tensor_where_they_agree(
     out = capsys.readouterr().out
     assert "Trace beside simulation" in out
     assert "Both keep the same tensors for backward." in out
+
+
+def test_frozen_parts_get_no_adapters(job: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    settings = {"method": "lora", "freeze": ["visual.blocks", "visual.merger"]}
+    assert run(job(settings, CONFIGS["qwen2_5_vl"]), "--output-format", "json") == 0
+    data = json.loads(capsys.readouterr().out)
+    rows = {row["name"]: row for row in data["comparison"]["phases"]}
+    assert rows["optimizer"]["traced"] == pytest.approx(rows["optimizer"]["simulated"], rel=1e-5)
 
 
 def test_the_first_tensor_that_differs_is_named(job: Any, capsys: pytest.CaptureFixture[str], monkeypatch: Any) -> None:
