@@ -82,6 +82,8 @@ def classic_points() -> Iterator[dict[str, Any]]:
     yield _point("gpt2", **{**own, "reward": "none"}, precision="bf16-autocast", accumulation=2)
     yield _point("qwen2", **{**own, "rollout_batch": 1}, precision="bf16", batch=1, seq=128)
     yield _point("mixtral", **{**adapted, "rollout_batch": 4}, batch=4, seq=64)
+    # The masks of the micro batch before, with its graph.
+    yield _point(**adapted, checkpointing="reentrant", attention="eager", seq=512)
 
 
 def traced(point: dict[str, Any]) -> Any:

@@ -84,6 +84,9 @@ class Env:
     left: Tensor | None = None
     """A second output of the layer that has just run (attention weights of bloom, falcon, mpt): the model's loop
     variable holds it until the next layer returns."""
+    weights: Tensor | None = None
+    """The attention weights that the running layer's ``_`` names until it returns: most decoders of transformers 5.24
+    say ``hidden_states, _ = self.self_attn(...)``. Without gradients nothing else holds them."""
 
     @classmethod
     def of(cls, job: TrainingJob, capability: tuple[int, int] | None) -> Env:
@@ -105,7 +108,7 @@ class Env:
         """Forget an earlier step; ``kernels`` are the optional packages that run in the next one."""
         self.step += 1
         self.kernels, self.asked = kernels, set()
-        self.state, self.lasting, self.left = {}, {}, None
+        self.state, self.lasting, self.left, self.weights = {}, {}, None, None
 
     def number(self, f: Tape, length: int) -> None:
         """Make the tokens' positions, which decoders' models give to each layer beside the tables made of them."""
@@ -151,7 +154,9 @@ class Env:
     ) -> Tensor:
         """Run one layer, checkpointed or not; ``keywords`` are in the checkpoint's closure, not among its inputs."""
         if not self.checkpointed(index):
-            return block(f, *inputs, *keywords)
+            out = block(f, *inputs, *keywords)
+            self.weights = None
+            return out
 
         state = self.closure(block)
         selection = None
@@ -169,7 +174,7 @@ class Env:
             # CheckpointFunction holds all outputs; its backward is called with zeros for the one that nobody used.
             zeros = f.new(*unused[0]) if runs and unused else None
             out = block(f, *again)
-            self.state = outer
+            self.state, self.weights = outer, None
             if runs:
                 if zeros is not None:
                     runs.append((self.left, zeros))
@@ -214,6 +219,14 @@ class Env:
             return f.new((rows, 1, length, -(-seen // 16) * 16), f.autocast or dtype)
         return boolean.view(rows, 1, length, seen)
 
+    def name(self, f: Tape, weights: Tensor) -> None:
+        """Let the running layer hold its attention weights; in a compiled graph nothing has a name."""
+        self.weights = None if f.one_mask else weights
+
+    def named(self, f: Tape, *tensors: Tensor) -> tuple[Tensor, ...]:
+        """What a module's names hold until it returns."""
+        return () if f.one_mask else tensors
+
     def cached(self, f: Tape, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values as the cache gives them back, where the forward has one (``use_cache``).
 
@@ -248,7 +261,9 @@ class Env:
             k, v = self.prefix.join(f, k, v)
         if self.attention == "eager":
             joined = joined or (causal and self.state.get("cache") is not None)
-            return eager_attention(f, q, k, v, mask, p, softcap=softcap, joined=joined)
+            out, weights = eager_attention(f, q, k, v, mask, p, softcap=softcap, joined=joined)
+            self.name(f, weights)
+            return out
         if self.repeats:
             k, v = repeat_kv(f, k, q.shape[1]), repeat_kv(f, v, q.shape[1])
         if self.attention == "sdpa":

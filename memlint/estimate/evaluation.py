@@ -184,7 +184,7 @@ class _Evaluated:
     def forward(self, kernels: frozenset[str]) -> Pool:
         """Run the forward and the loss with these optional packages."""
         tape = Tape()
-        tape.grad_enabled = False
+        tape.grad_enabled, tape.evaluating = False, True
         pool, sharding, model = tape.pool, self.build.sharding, self.model
         self.env.begin(kernels)
         pool.add(self.fixed, COMMUNICATION)

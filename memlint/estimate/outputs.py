@@ -80,8 +80,9 @@ class Outputs:
         the last one's. Where equal layers hand on one storage, letting it go frees that, which :meth:`drop_last` may
         have taken off already.
         """
-        for kept in self.kept.values():
-            times = (-1 if kept.repeated and self.dropped else 0) if held else kept.others
+        for part, kept in self.kept.items():
+            dropped = self.dropped and part == self.latest
+            times = (-1 if kept.repeated and dropped else 0) if held else kept.others
             while kept.tensors:
                 x = kept.tensors.pop()
                 component = x.storage.component if x.storage is not None else TEMPORARIES

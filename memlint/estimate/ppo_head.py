@@ -16,7 +16,7 @@ from typing import Any, Callable
 from memlint.estimate.build import Build
 from memlint.estimate.engine.pool import INPUTS, LOGITS, TEMPORARIES
 from memlint.estimate.engine.tape import Tape, Tensor
-from memlint.estimate.env import Batch, Env
+from memlint.estimate.env import LASTING, Batch, Env
 from memlint.estimate.heads import matrix_of
 from memlint.estimate.ops.basic import add, cast, dropout
 from memlint.estimate.ops.fused_loss import summed
@@ -66,13 +66,16 @@ class HeadedPpo:
         """The layers' input is a leaf that requires gradients (enable_input_require_grads)."""
         self.entered: Tensor | None = None
         self.policy, self.head = Keeping(self.a, policy[0]), policy[1]
-        self.held: list[Tensor] = []
+        self.held: list[Any] = []
         """The logits that the loop's variable holds, and with their graph its leaf and that one's gradient."""
         self.kept: list[Tensor] = []
+        self.lasting = 0
+        """Bytes of masks and tables that reentrant checkpoints hold with that graph."""
 
     def roll_out(self, f: Tape, phase: Callable[[str], None]) -> None:
         """Generation of one micro batch after the other, then log-probabilities and values of all of them."""
         grad_enabled, f.grad_enabled = f.grad_enabled, False
+        f.evaluating = True  # ppo_train: model.eval() around get_inputs
         vocabulary = matrix_of(self.head.head).shape[0]
         prompt = self.length - self.completion
         cache = cached(f, self.policy, self.head, self.rows, prompt, self.completion, padding=self.padding)
@@ -80,11 +83,19 @@ class HeadedPpo:
         # Logits and probabilities of the token before stand beside the next one's forward.
         f.pool.touch(2 * 4 * self.rows * vocabulary + self.decoding.bytes(self.rows), TEMPORARIES)
         del cache
+        f.evaluating = False
         phase("generation")
         shape = (self.rollouts, self.length)
         self.kept = [f.new(shape, "int64", INPUTS) for _ in range(2)]
         f.autocast = self.job.training.precision.autocast
+        env = self.env
+        past: list[dict[str, Any]] = []
+        env.past = past
         logits, values = self.forward(f, batch_of(f, self.rows, self.length, padding=True))
+        env.past = None
+        if self.enters and env.checkpointing.reentrant:
+            self.lasting = lasting_bytes(past[-1])
+        past.clear()
         log_softmax_gather(f, logits)
         del logits, values
         phase("scoring")
@@ -99,6 +110,7 @@ class HeadedPpo:
         if self.enters:
             weights = self.job.training.precision.weights
             self.held += [f.new((self.rows, self.length, self.a.hidden_size), weights) for _ in range(2)]
+            self.held.append(f.new((self.lasting,), "uint8"))
         batch = batch_of(f, self.rows, self.length, padding=True)
         shape = (self.rows, self.length)
         batch.beside = tuple(f.new(shape, "fp32", INPUTS) for _ in range(5))
@@ -131,7 +143,7 @@ class HeadedPpo:
         log_probs = log_softmax_gather(f, logits)
         copied = f.like(logits)
         del logits
-        self.held = [copied] if self.entered is None else [copied, self.entered]
+        self.held = [copied] if self.entered is None else [copied, self.entered, self.env.state.get("lasting")]
         rows, length, width = copied.shape
         shape = (rows, length - 1, width)
         size = 4 * rows * (length - 1) * width
@@ -142,6 +154,22 @@ class HeadedPpo:
         del softmax
         f.component = TEMPORARIES
         return add(f, summed(f, log_probs), summed(f, values))
+
+
+def lasting_bytes(state: dict[str, Any]) -> int:
+    """What of a forward's shared tensors reentrant checkpoints hold."""
+    found: dict[int, int] = {}
+    left = [value for name, value in state.items() if name.startswith(LASTING)]
+    while left:
+        value = left.pop()
+        if isinstance(value, Tensor):
+            if value.storage is not None:
+                found[id(value.storage)] = value.storage.size
+        elif isinstance(value, dict):
+            left += value.values()
+        elif isinstance(value, (list, tuple)):
+            left += value
+    return sum(found.values())
 
 
 def _value_head(build: Build, width: int, *, trained: bool) -> tuple[Any, Any]:

@@ -11,6 +11,7 @@ from memlint.estimate.simulate import simulate
 from memlint.hardware.parse import parse_target
 from memlint.job import Origin, TrainingJob
 from memlint.records import replace
+from tests.estimate import evaluation_points, traced
 from tests.estimate.jobs import job
 
 ROWS = "training.eval_micro_batch_size"
@@ -137,3 +138,8 @@ class TestLigerStandsAsideInEvalMode:
         made = by("hf-trainer 5.24", transformers="5.14.0")
         made = replace(made, training=replace(made.training, micro_batch_size=4, eval_micro_batch_size=4))
         assert not below_the_step(made)
+
+
+@pytest.mark.parametrize("point", traced.points("traces_evaluations.jsonl"), ids=evaluation_points.title)
+def test_an_evaluation_holds_what_its_trace_does(point: dict[str, Any]) -> None:
+    assert evaluation_points.simulated(point) == pytest.approx(point["peak"], rel=0.0005)

@@ -27,7 +27,7 @@ def test_the_simulation_agrees_with_the_trainer_in_every_phase(run: dict[str, An
     assert peak(phases)[1] == pytest.approx(peak(traced)[1], rel=rel)
     for name, size in traced.items():
         # The gradient of the layers' input, which the old logits' graph holds, is counted in the next forward alone.
-        wide = 0.015 if name == "optimizer" and run["checkpointing"] != "none" else 0.005
+        wide = 0.02 if name == "optimizer" and run["checkpointing"] != "none" else 0.005
         assert phases[name] == pytest.approx(size, rel=wide), name
 
 

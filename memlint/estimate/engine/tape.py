@@ -49,6 +49,8 @@ class Tape(Unwinding):
         self.pool = Pool()
         self.nodes: list[Node] = []
         self.grad_enabled = True
+        self.evaluating = False
+        """The model is in eval mode, which leaves dropout out."""
         self.autocast: str | None = None
         self.cast_cache = Casts()
         """Autocast's weight cache: id of the parameter -> its half-precision copy, alive until autocast ends."""

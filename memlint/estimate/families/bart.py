@@ -202,10 +202,11 @@ class Side:
         x = add(f, embeds, position_embeds)
         if self.embed_norm is not None and not self.norms_first:
             x = self.embed_norm(f, x)
-        x = dropout(f, x, self.dropout)
+        given = [dropout(f, x, self.dropout)]
+        del x
         source = None if source is None else shared(f, source)
         env.state["mask"], env.state["source"], env.state["cross mask"] = mask, source, padded
-        x = self.layers(f, env, x)
+        x = self.layers(f, env, given)
         if self.norm is not None:
             x = self.norm(f, x)
         env.release()

@@ -98,7 +98,7 @@ class Layer:
 
     def __init__(self, a: Architecture, b: Build, name: str, env: Env) -> None:
         h = a.hidden_size
-        distil = a.model_type == "distilbert"
+        distil = self.distil = a.model_type == "distilbert"
         names = {k: f"{name}.{v}" for k, v in (DISTILBERT_NAMES if distil else BERT_NAMES).items()}
         self.env = env
         self.heads = int(a.get("num_attention_heads"))
@@ -133,7 +133,12 @@ class Layer:
         attended, weights = self.attend(f, x)
         attended = self.joined(f, self.out, attended, x, self.attention_norm, self.branch_dropout)
         fed = activate(f, self.up(f, attended), self.act)
-        out = self.joined(f, self.down, fed, attended, self.norm, self.hidden_dropout)
+        if self.distil:
+            # FFN.ff_chunk calls each step of it x.
+            fed = dropout(f, self.down(f, fed), self.hidden_dropout)
+            out = self.norm(f, add(f, fed, attended))
+        else:
+            out = self.joined(f, self.down, fed, attended, self.norm, self.hidden_dropout)
         del weights
         return out
 

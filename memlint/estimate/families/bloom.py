@@ -193,10 +193,10 @@ class Model:
         """The model's forward up to its last hidden state."""
         env = self.env
         embeds = self.embed(f, batch.ids)
-        x = self.embed_norm(f, embeds)
-        env.state["alibi"] = f.new((batch.rows * self.heads, 1, batch.length), x.dtype)
+        normed = [self.embed_norm(f, embeds)]
+        env.state["alibi"] = f.new((batch.rows * self.heads, 1, batch.length), normed[0].dtype)
         env.state["mask:causal"] = env.mask(f, batch.rows, batch.length, embeds.dtype)
-        x = self.layers(f, env, x)
+        x = self.layers(f, env, normed)
         x = self.norm(f, x)
         env.release()
         return x

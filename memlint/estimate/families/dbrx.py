@@ -150,6 +150,7 @@ class Block:
         x = add(f, x, residual)
         residual = x
         x = cast(f, self.norm_2(f, x), x.dtype)
+        env.weights = None
         return residual, x
 
     def feed(self, f: Tape, x: Tensor) -> Tensor:

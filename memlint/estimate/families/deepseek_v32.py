@@ -20,6 +20,8 @@ from memlint.models.architecture import Architecture
 class SparseAttention(LatentAttention):
     """DeepseekV32Attention."""
 
+    indexes = True
+
     def __init__(self, a: Architecture, b: Build, name: str) -> None:
         super().__init__(a, b, name)
         h, rank = a.hidden_size, int(a.get("q_lora_rank"))

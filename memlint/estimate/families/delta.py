@@ -82,11 +82,13 @@ class DeltaNet:
         groups = self.k_heads
         keys, values = self.k_dim * self.k_heads, self.v_dim * self.v_heads
         narrow = (b, s, groups, self.k_dim)
+        projected: tuple[Tensor, ...] = ()
         if self.separate:
             mixed = self.qkv(f, x)
             z, rate, step = self.z(f, x), self.b(f, x), self.a(f, x)
         else:
-            mixed, z, rate, step = self.ordered(f, x)
+            projected = self.qkvz(f, x), self.ba(f, x)  # its names live as long as the forward
+            mixed, z, rate, step = self.ordered(f, *projected)
         mixed = mixed.view(b, 2 * keys + values, s)
         dtype = mixed.dtype
         cache = env.state.get("cache")
@@ -105,8 +107,8 @@ class DeltaNet:
         query, key, value = split(f, mixed, narrow, narrow, (b, s, self.v_heads, self.v_dim))
         beta = saving_output(f, rate.view(b, s, self.v_heads))
         decay = scale(f, saving_output(f, cast(f, self.a_log, "fp32")))
-        steps = activation(f, add(f, cast(f, step.view(b, s, self.v_heads), "fp32"), self.dt_bias))
-        g = mul(f, decay, steps)
+        g = mul(f, decay, activation(f, add(f, cast(f, step.view(b, s, self.v_heads), "fp32"), self.dt_bias)))
+        del decay
         kernel = env.kernel(FLA)
         core = self.fused(f, query, key, value, g, beta) if kernel else delta_rule(f, query, key, value, g, beta)
         state = None
@@ -120,7 +122,7 @@ class DeltaNet:
         else:
             core = self.gated(f, core, z)
         result: Tensor = self.out(f, core.view(b, s, values))
-        del state
+        del state, projected
         return result
 
     def fused(self, f: Tape, query: Tensor, key: Tensor, value: Tensor, g: Tensor, beta: Tensor) -> Tensor:
@@ -131,12 +133,11 @@ class DeltaNet:
             query, key, repeated = expand_copy(f, query, shape), expand_copy(f, key, shape), True
         return chunk_gated_delta_rule(f, query, key, value, g, beta, slices=(not repeated, not repeated, True))
 
-    def ordered(self, f: Tape, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def ordered(self, f: Tape, projected: Tensor, gates: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """fix_query_key_value_ordering: the fused projections are taken apart and put together again by kind."""
-        b, s, _ = x.shape
+        b, s, _ = projected.shape
         groups, repeat = self.k_heads, self.v_heads // self.k_heads
         keys, values = self.k_dim * self.k_heads, self.v_dim * self.v_heads
-        projected, gates = self.qkvz(f, x), self.ba(f, x)
         narrow, wide = (b, s, groups, self.k_dim), (b, s, groups, repeat * self.v_dim)
         query, key, value, z = split(f, projected, narrow, narrow, wide, wide)
         rate, step = split(f, gates, (b, s, groups, repeat), (b, s, groups, repeat))

@@ -182,6 +182,7 @@ class Block:
         x = second(f, x)
         x = self.mlp(f, x)
         if self.moe is not None:
+            self.env.weights = None  # the router's first result takes their name
             x = self.moe(f, x, residual)
         x = last(f, x)
         x = add(f, residual, x)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from memlint.estimate.build import Build
 from memlint.estimate.engine.tape import Tape, Tensor
 from memlint.estimate.env import Batch, Env
-from memlint.estimate.families.pieces import LayerNorm, attend, heads_of, rotate_pairs
+from memlint.estimate.families.pieces import LayerNorm, attend, heads_of, rotate_apart, rotate_pairs
 from memlint.estimate.families.rotary import partial_rotary, rotary_tables
 from memlint.estimate.ops.activations import activate
 from memlint.estimate.ops.basic import add, dropout
@@ -65,9 +65,10 @@ class PhiAttention:
         if self.norms is not None:
             q = self.norms[0](f, q)
             k = self.norms[1](f, k)
-        q, k = rotate_pairs(f, q, k, *env.state["rope"])
+        q, k, held = rotate_apart(f, q, k, *env.state["rope"])
         out, weights = attend(f, env, q, k, v, env.state["mask:causal"], self.dropout, dense=True)
         out = self.dense(f, out)
+        del held
         return out, weights
 
 

@@ -49,13 +49,14 @@ class SinkAttention(Attention):
         rope = env.state["rope"]
         q, k = rotate(f, q, *rope), rotate(f, k, *rope)
         if env.attention in ("eager", "sdpa"):
-            out = self.eager(f, q, k, v, env.state["masks"][kind])
+            out, weights = self.eager(f, q, k, v, env.state["masks"][kind])
+            env.name(f, weights)
         else:
             out = sdpa(f, q, k, v, None, force="flash")
         result: Tensor = self.o(f, out)
         return result
 
-    def eager(self, f: Tape, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+    def eager(self, f: Tape, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
         """eager_attention_forward: the sinks are one more column of the scores, dropped after the softmax."""
         b, heads, s, d = q.shape
         repeated = k.shape[1] not in (1, heads)
@@ -73,7 +74,7 @@ class SinkAttention(Attention):
         weights = cast(f, scores, values.dtype)
         out = matmul(f, weights, values, d, copy_b=b > 1 and not repeated)
         out = copy(f, out)
-        return out.view(b, s, heads * d)
+        return out.view(b, s, heads * d), weights
 
 
 def gate(f: Tape, both: Tensor) -> Tensor:

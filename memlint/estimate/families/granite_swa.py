@@ -60,14 +60,17 @@ class Attention(llama.Attention):
         if self.theta:
             q, k = rotate_both(f, q, k, env.state[f"rope:{self.theta}"], self.shape)
         if env.attention == "eager":
-            out = self.eager(f, q, k, v, env.state["masks"][kind])
+            out, weights = self.eager(f, q, k, v, env.state["masks"][kind])
+            env.name(f, weights)
         else:
             out = sdpa(f, q, k, v, None, force="flash")
+        held = env.named(f, q, k, v)
         del q, k, v
         result: Tensor = self.o(f, out)
+        del held
         return result
 
-    def eager(self, f: Tape, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+    def eager(self, f: Tape, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
         """eager_attention_forward."""
         b, heads, s, d = q.shape
         loose = b > 1 and k.shape[1] in (1, heads)
@@ -82,7 +85,7 @@ class Attention(llama.Attention):
         out = matmul(f, weights, values, d, copy_b=loose)
         out = mul(f, out, cast(f, factor.view(b, heads, s, 1), out.dtype))
         out = copy(f, out)
-        return out.view(b, s, heads * d)
+        return out.view(b, s, heads * d), weights
 
 
 class Block(llama.Block):

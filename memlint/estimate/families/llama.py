@@ -12,6 +12,7 @@ from memlint.estimate.engine.tape import Tape, Tensor
 from memlint.estimate.env import Batch, Env
 from memlint.estimate.families.mlp import Mlp
 from memlint.estimate.families.norms import HeadNorms, Norm
+from memlint.estimate.families.pieces import rotate_apart
 from memlint.estimate.families.rotary import keep_tables, partial_rotary, rotary_tables, rotate_both
 from memlint.estimate.families.shapes import Shape, flag, scaled_inside, shape_of
 from memlint.estimate.ops.basic import add, cat, dropout, mul, scale, slice_of
@@ -93,7 +94,10 @@ class Attention:
         """x [B, S, H] -> [B, S, H]."""
         q, k, v = self.project(f, env, x)
         rope = env.state.get(f"rope:{kind}") or env.state["rope"]
-        if kind != "nope":
+        held: tuple[Tensor, ...] = ()
+        if self.shape.rope_apart:
+            q, k, held = rotate_apart(f, q, k, *rope)
+        elif kind != "nope":
             q, k = rotate_both(f, q, k, rope, self.shape)
         if self.shape.query_scale:
             # get_llama_4_attn_scale: one number for each position.
@@ -109,10 +113,12 @@ class Attention:
         dense = self.shape.rope_cat or rope[0].shape[-1] < self.dim
         mask = env.state["masks"]["full" if kind == "nope" else kind]
         out = env.attend(f, q, k, v, mask, self.dropout, dense=dense, softcap=self.softcap)
+        held = env.named(f, q, k, v, *held)
         del q, k, v
         if self.inner_norm is not None:
             out = self.inner_norm(f, env, out)
         result: Tensor = self.o(f, out)
+        del held
         return dropout(f, result, self.residual_dropout)
 
 

@@ -59,7 +59,8 @@ class TextAttention(Attention):
         q, k = q.view(b, self.heads, s, self.dim), k.view(b, self.kv, s, self.dim)
         mask = env.state["masks"][kind]
         if env.attention == "eager":
-            out = eager_attention(f, q, k, v, mask, self.dropout, fp32_softmax=False)
+            out, weights = eager_attention(f, q, k, v, mask, self.dropout, fp32_softmax=False)
+            env.name(f, weights)
         else:
             out = env.attend(f, q, k, v, mask, self.dropout)
         result: Tensor = self.o(f, out)

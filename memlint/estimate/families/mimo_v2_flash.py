@@ -33,7 +33,9 @@ ROTATED = 0.334
 """partial_rotary_factor of MiMoV2FlashConfig's own rope_parameters."""
 
 
-def eager_attention(f: Tape, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, sinks: Weight | None) -> Tensor:
+def eager_attention(
+    f: Tape, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, sinks: Weight | None
+) -> tuple[Tensor, Tensor]:
     """eager_attention_forward: where there are sinks, they are one more column of the scores."""
     b, heads, s, _ = q.shape
     repeated = k.shape[1] not in (1, heads)
@@ -53,7 +55,7 @@ def eager_attention(f: Tape, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | Non
         scores = slice_of(f, scores, (b, heads, s, s))
     weights = cast(f, scores, values.dtype)
     out = copy(f, matmul(f, weights, values, v.shape[-1], copy_b=b > 1 and not repeated))
-    return out.view(b, s, heads * v.shape[-1])
+    return out.view(b, s, heads * v.shape[-1]), weights
 
 
 class Attention:
@@ -79,11 +81,14 @@ class Attention:
         v = scale(f, self.v(f, x).view(b, self.kv, s, self.width))
         q, k = rotate_both(f, q, k, env.state.get(f"rope:{kind}") or env.state["rope"], SHAPE)
         if env.attention == "eager":
-            out = eager_attention(f, q, k, v, env.state["masks"][kind], self.sinks)
+            out, weights = eager_attention(f, q, k, v, env.state["masks"][kind], self.sinks)
+            env.name(f, weights)
         else:
             out = sdpa(f, q, k, v, None, force="flash")
+        held = env.named(f, q, k, v)
         del q, k, v
         result: Tensor = self.o(f, out)
+        del held
         return result
 
 

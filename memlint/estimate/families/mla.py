@@ -111,6 +111,9 @@ INDEXED = ("deepseek_v32", "glm_moe_dsa")
 class LatentAttention:
     """Multi-head latent attention."""
 
+    indexes = False
+    """An indexer sees the normed latent of the queries, which then has a name."""
+
     def __init__(self, a: Architecture, b: Build, name: str) -> None:
         h = a.hidden_size
         self.heads = int(a.get("num_attention_heads"))
@@ -155,6 +158,8 @@ class LatentAttention:
         residual = x if self.q is not None else self.q_norm(f, env, self.q_a(f, x))
         states = self.q(f, x) if self.q is not None else self.q_b(f, residual)
         states = states.view(b, heads, s, width)
+        if not self.indexes:
+            residual = x
         q_pass, q_rot = split(f, states, (b, heads, s, self.nope), (b, heads, s, self.rope))
         compressed = self.kv_a(f, x)
         latent, k_rot = split(f, compressed, (b, s, self.rank), (b, s, self.rope))
@@ -169,13 +174,13 @@ class LatentAttention:
         mask = self.seen(f, env, x, residual)
         if env.attention == "eager":
             out, weights = _eager(f, q, k, v, mask, self.dropout)
+            env.name(f, weights)
         else:
             force = "efficient" if env.attention == "sdpa" and width != self.value else None
             if env.attention != "sdpa":
                 force = "flash"
-            out, weights = sdpa(f, q, k, v, mask, capability=env.capability, dense=True, force=force), None
+            out = sdpa(f, q, k, v, mask, capability=env.capability, dense=True, force=force)
         result: Tensor = self.o(f, out)
-        del weights
         self.held = []
         return result
 

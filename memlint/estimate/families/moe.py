@@ -11,7 +11,7 @@ from typing import Any, Callable
 
 from memlint.estimate.build import Build
 from memlint.estimate.engine.tape import Node, Tape, Tensor
-from memlint.estimate.env import Env
+from memlint.estimate.env import Batch, Env
 from memlint.estimate.errors import Unsupported, required
 from memlint.estimate.families.body import Body
 from memlint.estimate.families.expert_adapters import ExpertTargets, FoldedRouter, expert_targets
@@ -237,6 +237,16 @@ class Model(Body):
         if m.shape.local_rope and len(set(self.kinds)) > 1:
             b.buffer(self.rotary // 2 * 4)
             b.buffer(self.rotary // 2 * 4)
+
+    def body(self, f: Tape, x: Tensor, batch: Batch) -> Tensor:
+        """Layers and final norm over embedded inputs x [B, S, H]."""
+        unseen = None
+        if self.a.model_type == "qwen2_moe" and "sliding" not in self.kinds:
+            # Qwen2MoeModel.forward makes the local layers' mask always, of a window of 0 where there are none.
+            unseen = self.env.mask(f, x.shape[0], x.shape[1], x.dtype, 0)
+        x = super().body(f, x, batch)
+        del unseen
+        return x
 
 
 MODULES = {

@@ -114,8 +114,8 @@ class Model:
         position_embeds = self.positions(f, f.like(position_ids))
         if self.project_in is not None:
             embeds = self.project_in(f, embeds)
-        x = add(f, embeds, position_embeds)
-        x = self.layers(f, env, x)
+        summed = [add(f, embeds, position_embeds)]
+        x = self.layers(f, env, summed)
         if self.norm is not None:
             x = self.norm(f, x)
         if self.project_out is not None:

@@ -9,7 +9,7 @@ from memlint.estimate.build import Build
 from memlint.estimate.engine.tape import Tape, Tensor
 from memlint.estimate.env import Batch, Env
 from memlint.estimate.families.gpt_neox import Mlp
-from memlint.estimate.families.pieces import LayerNorm, attend, heads_of, rotate_pairs
+from memlint.estimate.families.pieces import LayerNorm, attend, heads_of, rotate_apart
 from memlint.estimate.families.rotary import partial_rotary, rotary_tables
 from memlint.estimate.ops.basic import add, dropout
 from memlint.estimate.ops.views import select
@@ -41,10 +41,10 @@ class Attention:
             q = self.norms[0](f, q)
             k = self.norms[1](f, k)
         q, k, v = (heads_of(t, self.heads, self.width) for t in (q, k, v))
-        q, k = rotate_pairs(f, q, k, *env.state["rope"])
+        q, k, held = rotate_apart(f, q, k, *env.state["rope"])
         out, weights = attend(f, env, q, k, v, env.state["mask:causal"], self.dropout, dense=True)
         out = self.dense(f, out)
-        del fused
+        del fused, held
         return out, weights
 
 

@@ -156,6 +156,16 @@ def rotate_pairs(f: Tape, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tup
     return q_turned, k_turned
 
 
+def rotate_apart(f: Tape, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
+    """The same where the attention itself cuts and joins (phi, persimmon, stablelm): q, k, and what its names hold."""
+    width, rest = cos.shape[-1], q.shape[-1] - cos.shape[-1]
+    q_rot, q_pass = slice_of(f, q, (*q.shape[:-1], width)), slice_of(f, q, (*q.shape[:-1], rest))
+    k_rot, k_pass = slice_of(f, k, (*k.shape[:-1], width)), slice_of(f, k, (*k.shape[:-1], rest))
+    q_turned, k_turned = turn(f, q_rot, cos, sin), turn(f, k_rot, cos, sin)
+    held = q_turned, q_pass, k_turned, k_pass
+    return joined(f, q_turned, q_pass), joined(f, k_turned, k_pass), held
+
+
 def turn(f: Tape, x: Tensor, cos: Tensor, sin: Tensor, straight: Tensor | None = None) -> Tensor:
     """``x * cos + rotate_half(x) * sin``; ``straight`` is the first product where it is already there."""
     if straight is None:

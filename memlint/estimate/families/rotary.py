@@ -94,6 +94,8 @@ def keep_tables(a: Architecture, b: Build, width: int) -> None:
 
 def partial_rotary(a: Architecture) -> float:
     """Share of the head that is rotated (partial_rotary_factor, also inside rope_parameters in transformers 5)."""
+    if a.model_type == "minimax_m2" and a.get("rotary_dim") and a.get("head_dim"):
+        return float(a.get("rotary_dim")) / float(a.get("head_dim"))  # configuration_minimax_m2.py
     rope = a.get("rope_parameters")
     inner = rope.get("partial_rotary_factor") if isinstance(rope, dict) else None
     return float(inner or a.get("partial_rotary_factor", 1.0))

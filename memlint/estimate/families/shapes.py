@@ -42,6 +42,8 @@ class Shape:
     """cohere: q and k are cast to fp32, rotated, cast back."""
     rope_cat: bool = False
     """phi3: rotated and passed-on parts are concatenated even when nothing is passed on."""
+    rope_apart: bool = False
+    """stablelm: the attention itself cuts queries and keys, and its names hold the parts until it returns."""
     rope_pairs: bool = False
     """glm, helium: neighbours are rotated together; each layer makes tables of its own from half of the shared ones."""
     rope_float: bool = False
@@ -157,11 +159,21 @@ SHAPES: dict[str, Shape] = {
     "qwen2_5_omni_text": Shape(qkv_bias=True, o_bias=False, mlp_bias=False, rope_rows=True),
     "qwen3_vl_text": Shape(qk_norm="head", mlp_bias=False, rope_rows=True),
     "mllama_text_model": Shape(qkv_bias=False, o_bias=False, mlp_bias=False),
-    "stablelm": Shape(norm="layer", qkv_bias="use_qkv_bias", o_bias=False, mlp_bias=False),
-    "stablelm:parallel": Shape(norm="layer", norms="parallel", qkv_bias="use_qkv_bias", o_bias=False, mlp_bias=False),
-    "stablelm:normed": Shape(norm="layer", qk_norm="each", qkv_bias="use_qkv_bias", o_bias=False, mlp_bias=False),
+    "stablelm": Shape(norm="layer", rope_apart=True, qkv_bias="use_qkv_bias", o_bias=False, mlp_bias=False),
+    "stablelm:parallel": Shape(
+        norm="layer", rope_apart=True, norms="parallel", qkv_bias="use_qkv_bias", o_bias=False, mlp_bias=False
+    ),
+    "stablelm:normed": Shape(
+        norm="layer", rope_apart=True, qk_norm="each", qkv_bias="use_qkv_bias", o_bias=False, mlp_bias=False
+    ),
     "stablelm:parallel normed": Shape(
-        norm="layer", norms="parallel", qk_norm="each", qkv_bias="use_qkv_bias", o_bias=False, mlp_bias=False
+        norm="layer",
+        rope_apart=True,
+        norms="parallel",
+        qk_norm="each",
+        qkv_bias="use_qkv_bias",
+        o_bias=False,
+        mlp_bias=False,
     ),
     "hyperclovax": Shape(
         branch_scale=True,

@@ -49,8 +49,10 @@ class Attention:
         if source is None:
             q, k = rotate_both(f, q, k, env.state["rope"], SHAPE)
         out = env.attend(f, q, k, v, mask, self.dropout, softcap=self.capped)
+        held = env.named(f, q, k, v)
         del q, k, v
         result: Tensor = self.o(f, out)
+        del held
         return result
 
 

@@ -74,5 +74,10 @@ class Xielu:
         if f.autocast is not None:
             # expm1 is on autocast's fp32 list.
             least = cast(f, least, "fp32")
-        below = add(f, mul(f, subtract(f, saving_output(f, least), x), alpha_n), scale(f, x))
+        grown = saving_output(f, least)
+        del least
+        below = subtract(f, grown, x)
+        del grown
+        below = mul(f, below, alpha_n)
+        below = add(f, below, scale(f, x))
         return _where(f, condition, above, below)

@@ -170,7 +170,9 @@ class HybridLayer:
         x = self.norms[0](f, self.env, x)
         x = self.attend(f, x)
         x = self.norms[1](f, self.env, x)
-        return self.feed(f, x)
+        x = self.feed(f, x)
+        self.env.weights = None
+        return x
 
     def __call__(self, f: Tape, x: Tensor, original: Tensor) -> Tensor:
         """x [B, S, H], the embeddings [B, S, H] -> [B, S, H]."""

@@ -53,8 +53,8 @@ def eager_attention(
     fp32_softmax: bool = True,
     softcap: bool = False,
     joined: bool = False,
-) -> Tensor:
-    """transformers' eager_attention_forward: q [B, h, S, D], k, v [B, kv, S, D] -> [B, S, h*D].
+) -> tuple[Tensor, Tensor]:
+    """transformers' eager_attention_forward: q [B, h, S, D], k, v [B, kv, S, D] -> [B, S, h*D], attention weights.
 
     Source: models/llama/modeling_llama.py of transformers 5.24. ``matmul`` copies operands whose batch and head
     dimensions cannot be folded: with B > 1 every projection that is a transposed view of [B, S, h, D], not keys and
@@ -82,9 +82,8 @@ def eager_attention(
         weights = softmax(f, weights)
     weights = dropout(f, weights, p)
     out = matmul(f, weights, values, values.shape[-1], copy_b=not folds and not repeated)
-    del weights, keys, values
     out = copy(f, out)
-    return out.view(b, s, heads * d)
+    return out.view(b, s, heads * d), weights
 
 
 def _fused_backward(f: Tape, node: Node, grad: Tensor) -> tuple[Tensor | None, ...]:

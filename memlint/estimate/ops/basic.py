@@ -183,12 +183,12 @@ def _dropout_backward(f: Tape, node: Node, grad: Tensor) -> tuple[Tensor]:
 
 
 def dropout(f: Tape, a: Tensor, p: float) -> Tensor:
-    """``F.dropout`` in training: native_dropout saves a bool mask of one byte an element; p = 0 is the identity copy.
+    """``F.dropout`` in training: native_dropout saves a bool mask of one byte an element; p = 0 is the identity.
 
     At p == 0 ATen's ``dropout`` returns its input (``is_fused_kernel_acceptable`` needs 0 < p < 1 and
     ``_dropout_impl`` returns the input itself when p is 0 or not training).
     """
-    if not p:
+    if not p or f.evaluating:
         return a
     recorded = f.grad_enabled and a.node is not None
     out = f.new(a.shape, a.dtype)

@@ -12,6 +12,7 @@ from memlint.estimate.engine.pool import ACTIVATIONS, rounded
 from memlint.estimate.engine.tape import Node, Shape, Tape, Tensor
 from memlint.estimate.ops.basic import cast, copy, expand_copy, mul, rsqrt, saving_output, scale, shift, slice_of
 from memlint.estimate.ops.chunk_scan import copied_back, cumsum, remade
+from memlint.estimate.ops.delta_unrecorded import unrecorded_loop
 from memlint.estimate.ops.gather import masked_fill, subtract, sum_last
 from memlint.estimate.ops.linear import matmul
 
@@ -179,7 +180,7 @@ def chunk_loop(
     decay: Tensor | None,
     *,
     strided: bool = False,
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, tuple[Tensor, ...]]:
     """The recurrence over chunks: -> the output [b, h, c, l, v], and what the caller's frame still holds.
 
     ``strided``: a chunk of query or key has to be copied for its product, and the copy is kept instead of the whole.
@@ -188,10 +189,7 @@ def chunk_loop(
     b, h, chunks, length, width = values.shape
     state: Shape = (b, h, query.shape[-1], width)
     part: Shape = (b, h, length, width)
-    recorded = f.needs(values, decayed, inner, query, key)
     out = f.like(values)
-    if not recorded:
-        return out, f.new(part, "fp32")
     plain = f.autocast is None and not strided
     final = pair = rounded(4 * prod(state)) + rounded(4 * prod(part))
     whole: tuple[Tensor, ...] = (decayed, inner, query, key)
@@ -220,7 +218,7 @@ def chunk_loop(
     del transient
     out = f.record(out, _loop_backward, (values, decayed, inner, query, key), saved, (chunks, state, part, plain))
     out = f.record(Tensor(out.shape, out.dtype, out.storage), _arrival_backward, (out,), (), part)
-    return out, f.new(part, "fp32")
+    return out, (f.new(part, "fp32"),)
 
 
 def delta_rule(f: Tape, query: Tensor, key: Tensor, value: Tensor, g: Tensor, beta: Tensor) -> Tensor:
@@ -258,6 +256,11 @@ def delta_rule(f: Tape, query: Tensor, key: Tensor, value: Tensor, g: Tensor, be
     decayed_beta = mul(f, k_beta, saving_output(f, total_decay).view(*wide))
     values = solve_triangular(f, system, v_beta)
     decayed = solve_triangular(f, system, decayed_beta)
+    graph = f.needs(values, decayed, inner, query, key)
+    first: list[Tensor] = []
+    if not graph:
+        # Of tensors that a graph does not keep, what is there while the next ones are made matters.
+        first, out = [f.new((b, heads, k, width), "fp32")], f.like(values)
     query = mul(f, query, saving_output(f, total_decay).view(*wide))
     if chunks == 1:
         # What only the update of the state has needs no gradient, and goes when this function returns.
@@ -265,7 +268,12 @@ def delta_rule(f: Tape, query: Tensor, key: Tensor, value: Tensor, g: Tensor, be
     last = slice_of(f, total_decay, (b, heads, chunks, 1))
     key = mul(f, key, saving_output(f, subtract(f, last, total_decay)).view(*wide))
     decay = saving_output(f, slice_of(f, total_decay, (b, heads, chunks)))
-    out, held = chunk_loop(f, values, decayed, inner, query, key, decay, strided=strided and b > 1)
+    copies = strided and b > 1
+    held: tuple[Tensor, ...]
+    if graph:
+        out, held = chunk_loop(f, values, decayed, inner, query, key, decay, strided=copies)
+    else:
+        last, held = unrecorded_loop(f, first, (b, heads, CHUNK, width), chunks, strided=copies)
     out = copy(f, out, (b, heads, total, width))
     if total > s:
         out = slice_of(f, out, (b, heads, s, width))
