@@ -150,8 +150,10 @@ class Arguments:
         key = section.has("activation_checkpointing", "gradient_checkpointing")
         value = section.raw(key) if key is not None else None
         if isinstance(value, str) and value.lower() == "unsloth" and key is not None:
-            self.put("training.checkpointing.mode", "full", key)
+            # A function of its own with reentry (unsloth_zoo gradient_checkpointing.py).
+            self.put("training.checkpointing.mode", "offload", key)
             self.put("training.checkpointing.offload", True, key)
+            self.put("training.checkpointing.reentrant", True, key)
             return
         flag = section.flag(key) if key is not None else None
         source = self.defaults.source if self.defaults.checkpointing else None

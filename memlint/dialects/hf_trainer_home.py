@@ -186,7 +186,7 @@ class HomeMade:
     def checkpointing(self) -> None:
         """Find activation checkpointing that stands outside of the arguments, where these do not switch it on.
 
-        ``unsloth`` keeps the layers' inputs on the host (unsloth_zoo gradient_checkpointing.py).
+        ``unsloth`` keeps the layers' inputs on the host, with reentry (unsloth_zoo gradient_checkpointing.py).
         """
         if self.draft.get("training.checkpointing.mode") != "none":
             return
@@ -197,9 +197,10 @@ class HomeMade:
                 value = section.raw(name)
                 own = isinstance(value, str) and value.strip().lower() == "unsloth"
                 if own or as_bool(value):
-                    self._put("training.checkpointing.mode", "full", section, name)
+                    self._put("training.checkpointing.mode", "offload" if own else "full", section, name)
                     if own:
                         self._put("training.checkpointing.offload", True, section, name)
+                        self._put("training.checkpointing.reentrant", True, section, name)
                         self.draft.assumptions.append(
                             "Unsloth's own kernels are not modelled, but its checkpointing is"
                         )

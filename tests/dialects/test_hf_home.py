@@ -18,7 +18,8 @@ def read(**sections):
 
 def test_unsloths_checkpointing_stands_with_the_adapter():
     job = read(lora={"r": 8, "use_gradient_checkpointing": "unsloth"})
-    assert (job.training.checkpointing.mode, job.training.checkpointing.offload) == ("full", True)
+    found = job.training.checkpointing
+    assert (found.mode, found.offload, found.reentrant) == ("offload", True, True)
     assert job.origins["training.checkpointing.mode"].key == ("lora", "use_gradient_checkpointing")
     assert any("Unsloth" in assumption for assumption in job.assumptions)
 
