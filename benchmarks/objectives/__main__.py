@@ -203,6 +203,11 @@ def liger_points() -> Iterator[dict[str, Any]]:
             yield _point(kind, "wide", **fields, options=options, precision="bf16-autocast", batch=1)
             yield _point(kind, "wide", **fields, options=options, precision="bf16-autocast", batch=1, seq=1024)
             yield _point(kind, "wide", **adapted, options=options, precision="bf16-autocast", batch=1)
+    # So many rows that inductor splits the sum of all logits just into them.
+    for words, length in ((128256, 1024), (32000, 433)):
+        config = {**MODELS["wide"], "vocab_size": words}
+        frozen: dict[str, Any] = {"reference": "adapter", "lora": LORA, "precision": "bf16-autocast", "batch": 1}
+        yield _point("kto", **frozen, config=config, seq=length, options={"use_liger_kernel": True})
     yield _point("grpo", batch=1, seq=3072, completion=2560, options={"use_liger_kernel": True})
     tied = {**MODELS["llama"], "tie_word_embeddings": True, "vocab_size": 32000}
     yield _point("grpo", seq=200, config=tied, precision="fp32", options={"use_liger_kernel": True})

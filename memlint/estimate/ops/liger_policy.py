@@ -10,6 +10,7 @@ from __future__ import annotations
 from memlint.estimate.engine.pool import GRADIENTS, LOGITS, TEMPORARIES
 from memlint.estimate.engine.tape import Node, Tape, Tensor
 from memlint.estimate.ops.fused_loss import dense
+from memlint.estimate.ops.inductor_splits import parts
 from memlint.units import DTYPE_BYTES
 
 TOKENS, WORDS = 2048, 4096
@@ -76,7 +77,8 @@ def preference_loss(
     always: Liger before 0.8.3 (0.8.4 for GRPO), which takes the head's gradient where it is frozen too. Inductor
     orders the kernels by the peak that it expects of them (torch/_inductor/memory.py reorder_for_peak_memory): it takes
     the logits' mean first, and their gradient takes their place, where what the products after it give outweighs the
-    fp32 buffer before; else the mean comes last and the logits stay.
+    fp32 buffer before; else the mean comes last and the logits stay. Where it splits that sum just into the rows, the
+    softmax's kernel takes it along, before all else.
     """
     f.component = LOGITS
     sums = _Gradients(f, hidden, weight, rows, always=always)
@@ -84,7 +86,8 @@ def preference_loss(
     shape, words = (rows, length, width), (rows * length, weight.shape[0])
     part = other = logits = theirs = None
     products = (sums.enters * rows * length + sums.learns * weight.shape[0]) * width * DTYPE_BYTES[hidden.dtype]
-    replaces = products > DTYPE_BYTES["fp32"] * words[0] * words[1]
+    along = not copies and parts(words[0] * words[1]) == words[0]
+    replaces = along or products > DTYPE_BYTES["fp32"] * words[0] * words[1]
     for _ in range(sums.chunks):
         # The loop's variables hold the chunk before until this one is there.
         part = f.new(shape, hidden.dtype) if copies else None
