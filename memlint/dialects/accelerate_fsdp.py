@@ -185,8 +185,8 @@ def _precision(draft: JobDraft, version: int) -> None:
         return
     if version == 2 and draft.get("training.method") == "qlora":
         return
-    draft.set(
-        "training.precision.trainable_weights",
-        "fp32",
-        default="accelerate 1.15: utils/fsdp_utils.py" if version == 2 else "accelerate 1.15: accelerator.py",
-    )
+    where = "accelerate 1.15: utils/fsdp_utils.py" if version == 2 else "accelerate 1.15: accelerator.py"
+    draft.set("training.precision.trainable_weights", "fp32", default=where)
+    if draft.get("training.lora.dtype", "fp32") != "fp32":
+        # Adapters too, whatever the trainer has cast them to.
+        draft.set("training.lora.dtype", "fp32", default=where)

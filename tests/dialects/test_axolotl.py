@@ -172,6 +172,11 @@ class TestAdapters:
         assert (found.method, found.quantization.bits, found.quantization.type) == ("lora", 8, "int8")
         assert not found.lora.kernels
 
+    def test_fsdp1_holds_adapters_in_fp32_whatever_the_trainer_made_of_them(self):
+        qlora = "adapter: qlora\nload_in_4bit: true\nlora_r: 8\nlora_target_linear: true\nrl: dpo\n"
+        assert training(qlora).lora.dtype == "bf16"
+        assert training(qlora + "fsdp: [full_shard, auto_wrap]\nfsdp_config: {}").lora.dtype == "fp32"
+
     def test_gptq_says_how_a_checkpoint_is_stored_and_quantises_nothing(self):
         lora = "adapter: lora\ngptq: true\nlora_r: 8\nlora_target_linear: true\n"
         found = job(AXOLOTL, BASE + lora)
