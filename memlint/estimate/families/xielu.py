@@ -7,7 +7,7 @@ from memlint.estimate.engine.tape import Node, Tape, Tensor
 from memlint.estimate.env import Env
 from memlint.estimate.kernels import XIELU
 from memlint.estimate.ops.activations import activate
-from memlint.estimate.ops.basic import add, cast, mul, saving_output, scale, shift
+from memlint.estimate.ops.basic import add, cast, mul, promoted, scale, shift
 from memlint.estimate.ops.gather import subtract
 
 
@@ -34,11 +34,31 @@ def _where_backward(f: Tape, node: Node, grad: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _where(f: Tape, condition: Tensor, a: Tensor, b: Tensor) -> Tensor:
-    """``torch.where(condition, a, b)``: saves the condition."""
+    """``torch.where(condition, a, b)``: saves the condition; of two dtypes the wider one comes of it."""
     recorded = f.needs(a, b)
     saved = f.save(condition) if recorded else ()
-    out = f.like(a)
+    out = f.new(a.shape, promoted(a, b))
     return f.record(out, _where_backward, (a, b), saved) if recorded else out
+
+
+def _expm1_backward(f: Tape, node: Node, grad: Tensor) -> tuple[Tensor]:
+    # grad * (result + 1): one C++ expression.
+    raised = f.like(grad)
+    out = f.like(grad)
+    del raised
+    return (out,)
+
+
+def _expm1(f: Tape, x: Tensor) -> Tensor:
+    """``torch.expm1(x)``: saves its result."""
+    recorded = f.needs(x)
+    out = f.like(x)
+    return f.record(out, _expm1_backward, (x,), f.save(out)) if recorded else out
+
+
+def _softplus(f: Tape, scalar: Tensor) -> Tensor:
+    """On autocast's fp32 list, so that the products with it are in fp32."""
+    return activate(f, scalar if f.autocast is None else cast(f, scalar, "fp32"), "softplus")
 
 
 def _kernel_backward(f: Tape, node: Node, grad: Tensor) -> tuple[Tensor]:
@@ -66,15 +86,15 @@ class Xielu:
         """x -> the same shape."""
         if env.kernel(XIELU):
             return _kernel(f, x)
-        alpha_p = activate(f, self.alpha_p, "softplus")
-        alpha_n = shift(f, activate(f, self.alpha_n, "softplus"))
+        alpha_p = _softplus(f, self.alpha_p)
+        alpha_n = shift(f, _softplus(f, self.alpha_n))
         condition = f.new(x.shape, "bool")
         above = add(f, mul(f, mul(f, alpha_p, x), x), scale(f, x))
         least = _minimum(f, x)
         if f.autocast is not None:
             # expm1 is on autocast's fp32 list.
             least = cast(f, least, "fp32")
-        grown = saving_output(f, least)
+        grown = _expm1(f, least)
         del least
         below = subtract(f, grown, x)
         del grown
