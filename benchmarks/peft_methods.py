@@ -42,6 +42,13 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3": ("causal", {"model_type": "qwen3", "head_dim": 64, **_WIDE}),
     "gemma2": ("causal", {"model_type": "gemma2", "head_dim": 64, **_WIDE}),
     "gemma3_text": ("causal", {"model_type": "gemma3_text", "head_dim": 64, **_WIDE}),
+    "qwen3_moe": (
+        "causal",
+        {
+            **{"model_type": "qwen3_moe", "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 256},
+            **{"head_dim": 64, **_WIDE},
+        },
+    ),
     "mixtral": ("causal", {"model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2, **_WIDE}),
     "gpt2": ("causal", {"model_type": "gpt2", "n_embd": 512, "n_layer": 3, "n_head": 8, "vocab_size": 4096}),
     "opt": ("causal", {"model_type": "opt", "ffn_dim": 1536, "word_embed_proj_dim": 512, **_ENCODER}),
@@ -71,7 +78,8 @@ def points() -> Iterator[dict[str, Any]]:
     odd = {"precision": "bf16-autocast", "batch": 3, "seq": 100, "padding": True, "attention": "eager", "tokens": 5}
     for method in ("prompt", "p-tuning"):
         for model in MODELS:
-            yield _point(method, model)
+            if model != "qwen3_moe":
+                yield _point(method, model)
         yield _point(method, "gemma3_text", **odd)
         yield _point(method, "bart", **odd)
         yield _point(method, "gemma3_text", **checked)
@@ -89,6 +97,13 @@ def points() -> Iterator[dict[str, Any]]:
     for model in ("qwen3", "gemma3_text", "gpt2"):
         yield _point("ln-tuning", model)
     yield from _matrices()
+    # Layers of several shapes, fused experts and all factors' gradients at once.
+    for method, model in (
+        *(("adalora", name) for name in ("gpt_neox", "bert", "qwen3_moe")),
+        *(("randlora", name) for name in ("gemma3_text", "bert")),
+        *(("ia3", "gpt_neox"), ("vera", "qwen3_moe")),
+    ):
+        yield _point(method, model, rank=8, targets="all-linear")
 
 
 def _matrices() -> Iterator[dict[str, Any]]:
@@ -115,12 +130,22 @@ def _config(point: dict[str, Any]) -> Any:
     if method == "prefix":
         return peft.PrefixTuningConfig(num_virtual_tokens=tokens, task_type=task)
     if method == "adalora":
-        return peft.AdaLoraConfig(init_r=point["rank"], target_modules=targets, total_step=100)
+        # Only a model of a task goes through AdaLoraModel.forward, which adds the regularisation.
+        return peft.AdaLoraConfig(init_r=point["rank"], target_modules=targets, total_step=100, task_type=task)
     if method == "ln-tuning":
         return peft.LNTuningConfig()
     if method == "fourierft":
         return peft.FourierFTConfig(target_modules=targets)
-    kinds = {"hira": peft.HiraConfig, "loha": peft.LoHaConfig, "lokr": peft.LoKrConfig, "miss": peft.MissConfig}
+    if method == "ia3":
+        return peft.IA3Config(target_modules=targets, task_type=task)
+    kinds = {
+        "vera": peft.VeraConfig,
+        "randlora": peft.RandLoraConfig,
+        "hira": peft.HiraConfig,
+        "loha": peft.LoHaConfig,
+        "lokr": peft.LoKrConfig,
+        "miss": peft.MissConfig,
+    }
     if method in kinds:
         return kinds[method](r=point["rank"], target_modules=targets)
     return peft.LoraConfig(r=point["rank"], target_modules=targets)

@@ -105,6 +105,10 @@ class Build:
         """What the optimizer steps in a low-rank space."""
         self.shared: dict[str, int] = {}
         """Buffers that all layers share, and their bytes."""
+        self.widest = 0, 0
+        """The most outputs and inputs of what RandLoRA adapts."""
+        self.orthogonal: list[Any] = []
+        """Leaves of the factors whose products AdaLoRA's forward holds to the identity."""
         self.prefix: Prefix | None = None
         """Method prefix: what stands before the keys and values of every layer."""
         self.held: list[Tensor] = []

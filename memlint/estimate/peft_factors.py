@@ -60,7 +60,10 @@ class RandomBases:
         else:
             branch = linear(f, linear(f, x, frozen.view(bases * rank, wide)), made.view(narrow, rank * bases))
         del made
-        return cast(f, add(f, result, scale(f, branch)), dtype)
+        branch = scale(f, branch)
+        result = add(f, result, branch)
+        del branch
+        return cast(f, result, dtype)
 
 
 class FromBank:
@@ -130,13 +133,17 @@ class Bounded:
 
 def randlora(build: Build, name: str, base: Any, inputs: int, outputs: int, lora: Lora) -> Any:
     """RandLoRA over a linear layer: ceil(narrower side / r) bases."""
-    narrow, wide = min(inputs, outputs), max(inputs, outputs)
+    shape = outputs, inputs
+    narrow = min(inputs, outputs)
     bases = -(-narrow // lora.rank)
     inner = build.parameter(f"{name}.randlora_lambda", lora.rank, bases, dtype=lora.dtype, adapter=True)
     outer = build.parameter(f"{name}.randlora_gamma", bases, narrow, dtype=lora.dtype, adapter=True)
-    build.shared_buffer("randlora_A", lora.rank * narrow, "fp32")
-    build.shared_buffer("randlora_B", wide * bases * lora.rank, "fp32")
-    return RandomBases(base, inner, outer, (outputs, inputs), lora.dropout)
+    # randlora/model.py _find_dim: the most outputs and the most inputs of any layer, whether or not one has both.
+    build.widest = outputs, inputs = max(build.widest[0], outputs), max(build.widest[1], inputs)
+    most = -(-min(outputs, inputs) // lora.rank)
+    build.shared_buffer("randlora_A", lora.rank * min(outputs, inputs), "fp32")
+    build.shared_buffer("randlora_B", max(outputs, inputs) * most * lora.rank, "fp32")
+    return RandomBases(base, inner, outer, shape, lora.dropout)
 
 
 def vblora(build: Build, name: str, base: Any, inputs: int, outputs: int, lora: Lora) -> Any:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Callable
 
 from memlint.estimate.engine.tape import Node, Tape, Tensor
 from memlint.estimate.ops.basic import add, cast, dropout, mul, promoted, scale, shift
+from memlint.estimate.ops.gather import divide
 from memlint.estimate.ops.linear import Weight, cast_weight, linear, matmul
 from memlint.estimate.ops.views import add_in_place
 from memlint.estimate.peft_factors import delora, randlora, vblora
@@ -20,8 +21,22 @@ from memlint.job import Lora
 if TYPE_CHECKING:
     from memlint.estimate.build import Build
 
-_IA3_FEEDFORWARD = ("down_proj", "fc2", "dense_4h_to_h", "wo", "c_proj", "fc_out", "w2", "dense")
-"""Modules whose input rather than output is scaled (..._IA3_FEEDFORWARD_MODULES_MAPPING)."""
+_IA3_FEEDFORWARD: dict[str, tuple[str, ...]] = {
+    "t5": ("wo",),
+    "mt5": (),
+    "gpt2": ("mlp.c_proj",),
+    "gpt_bigcode": ("mlp.c_proj",),
+    "gpt_neo": ("c_proj",),
+    "bloom": ("mlp.dense_4h_to_h",),
+    "gpt_neox": ("dense_4h_to_h",),
+    "falcon": ("dense_4h_to_h",),
+    "gptj": ("fc_out",),
+    "mixtral": ("w2",),
+    **dict.fromkeys(("opt", "bart", "phi"), ("fc2",)),
+    **dict.fromkeys(("bert", "roberta", "deberta", "deberta-v2"), ("output.dense",)),
+}
+"""Endings of modules whose input rather than output is scaled (..._IA3_FEEDFORWARD_MODULES_MAPPING); ``down_proj`` of
+the types left out, where those without an entry must name theirs."""
 
 
 class Scaled:
@@ -179,13 +194,14 @@ class SingularValues:
         scaled = scale(f, linear(f, low, self.b))
         del low
         # ``ranknum`` is a parameter that asks for a gradient, so the quotient saves what it divides.
-        branch = mul(f, scaled, shift(f, self.rank))
+        branch = divide(f, scaled, shift(f, self.rank))
         del scaled
         return add_in_place(f, result, branch)
 
 
 def _ia3(build: Build, name: str, base: Any, inputs: int, outputs: int, lora: Lora) -> Any:
-    feedforward = name.rpartition(".")[2] in _IA3_FEEDFORWARD
+    a = build.job.architecture
+    feedforward = name.endswith(_IA3_FEEDFORWARD.get(a.model_type if a is not None else "", ("down_proj",)))
     vector = build.parameter(f"{name}.ia3_l", inputs if feedforward else outputs, dtype=lora.dtype, adapter=True)
     return Scaled(base, vector, feedforward)
 
@@ -240,6 +256,7 @@ def _adalora(build: Build, name: str, base: Any, inputs: int, outputs: int, lora
     e = build.parameter(f"{name}.lora_E", rank, 1, dtype=dtype, adapter=True)
     b = build.parameter(f"{name}.lora_B", outputs, rank, dtype=dtype, adapter=True)
     ranknum = build.parameter(f"{name}.ranknum", 1, dtype=dtype, adapter=True)
+    build.orthogonal += [weight.node for weight in (a, b) if weight.node is not None]
     return SingularValues(base, a, e, b, ranknum, lora.dropout)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any, Callable
 
+from memlint.estimate import orthogonality
 from memlint.estimate.build import Build
 from memlint.estimate.engine.change import Peak
 from memlint.estimate.engine.gradients import await_all
@@ -200,12 +201,16 @@ class Prepared:
         tape.component = TEMPORARIES
         tape.autocast = None
         tape.cast_cache.clear()
+        products = orthogonality.products(tape, build) if build.orthogonal else None
         _phase(tape, "loss", timeline, one_kernel)
         forward_end = pool.live - static_live
         seed = tape.new((), loss.dtype)
         root, loss = loss, None
         if self.gradients_rest:
             await_all(tape.nodes)
+        elif build.orthogonal and sharding.kind == "none" and not training.optimizer_in_backward:
+            orthogonality.regularise(pool, build)
+        del products
         tape.run_backward(root, seed)
         del root, seed
         tape.release()

@@ -12,7 +12,13 @@ from memlint.estimate.engine.tape import Tape, Tensor
 from memlint.estimate.env import Batch, Env
 from memlint.estimate.errors import required
 from memlint.estimate.families.body import Body
-from memlint.estimate.families.expert_adapters import FoldedRouter, expert_targets, folded_router, plain_linear
+from memlint.estimate.families.expert_adapters import (
+    FoldedRouter,
+    converted,
+    expert_targets,
+    folded_router,
+    plain_linear,
+)
 from memlint.estimate.families.gated_mlp import GatedMlp
 from memlint.estimate.families.llama import Attention, layer_kinds
 from memlint.estimate.families.norms import Norm
@@ -55,7 +61,7 @@ class Moe:
     def __init__(self, a: Architecture, b: Build, name: str) -> None:
         h, act = a.hidden_size, str(a.get("hidden_act") or "silu")
         count, width = required(a, "num_experts"), required(a, "moe_intermediate_size")
-        targets, k = expert_targets(a, b.lora, name), required(a, "num_experts_per_tok")
+        targets, k = expert_targets(a, converted(b), name), required(a, "num_experts_per_tok")
         b.parameter(f"{name}.expert_bias", count, dtype="fp32", trainable=False)
         self.router = Router(b, f"{name}.router", count, k, h, adapted=bool(targets.router))
         self.shared = GatedMlp(b, f"{name}.shared_experts", h, width * int(a.get("num_shared_experts") or 0), act, a=a)

@@ -15,7 +15,7 @@ import re
 from typing import Any
 
 from memlint.estimate.adapters import factor_dtype
-from memlint.estimate.build import Build
+from memlint.estimate.build import LORA_METHODS, Build
 from memlint.estimate.engine.tape import Node, Tape, Tensor
 from memlint.estimate.ops.basic import add, cast, scale
 from memlint.estimate.ops.linear import Weight
@@ -54,6 +54,13 @@ def claimed_names(model_type: str) -> frozenset[str]:
     if model_type in QWEN:
         return frozenset(("gate", "gate_proj", "up_proj", "down_proj"))
     return frozenset()
+
+
+def converted(b: Build) -> Lora | None:
+    """The adapter whose names PEFT turns into parameters: LoRA's, no other method's (``peft_type != PeftType.LORA`` in
+    convert_peft_config_for_transformers), which leave fused experts and routers alone.
+    """
+    return b.lora if b.training.method in LORA_METHODS else None
 
 
 def expert_targets(a: Architecture, lora: Lora | None, name: str) -> ExpertTargets:
@@ -100,7 +107,7 @@ def _targets(targets: str | tuple[str, ...], name: str, old: str) -> bool:
 
 def plain_linear(a: Architecture, b: Build, name: str, inputs: int, outputs: int, bias: bool = False) -> Any:
     """``nn.Linear``, without an adapter where PEFT has turned its name into a parameter of the experts."""
-    if b.lora is None or name.rpartition(".")[2] not in claimed_names(a.model_type):
+    if converted(b) is None or name.rpartition(".")[2] not in claimed_names(a.model_type):
         return b.linear(name, inputs, outputs, bias)
     lora, b.lora = b.lora, None
     layer = b.linear(name, inputs, outputs, bias)

@@ -12,7 +12,13 @@ from memlint.estimate.engine.tape import Tape, Tensor
 from memlint.estimate.env import Env
 from memlint.estimate.errors import kinds_of_layers, required
 from memlint.estimate.families.body import Body, PreNormBlock
-from memlint.estimate.families.expert_adapters import FoldedRouter, expert_targets, folded_router, plain_linear
+from memlint.estimate.families.expert_adapters import (
+    FoldedRouter,
+    converted,
+    expert_targets,
+    folded_router,
+    plain_linear,
+)
 from memlint.estimate.families.gated_mlp import GatedMlp
 from memlint.estimate.families.llama import layer_kinds
 from memlint.estimate.families.norms import Norm
@@ -61,7 +67,7 @@ class Moe:
 
     def __init__(self, a: Architecture, b: Build, name: str) -> None:
         h, act = a.hidden_size, str(a.get("hidden_act") or "silu")
-        targets = expert_targets(a, b.lora, name)
+        targets = expert_targets(a, converted(b), name)
         self.experts = Experts(
             b,
             f"{name}.experts",

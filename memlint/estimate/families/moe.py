@@ -14,7 +14,7 @@ from memlint.estimate.engine.tape import Node, Tape, Tensor
 from memlint.estimate.env import Batch, Env
 from memlint.estimate.errors import Unsupported, required
 from memlint.estimate.families.body import Body
-from memlint.estimate.families.expert_adapters import ExpertTargets, FoldedRouter, expert_targets
+from memlint.estimate.families.expert_adapters import ExpertTargets, FoldedRouter, converted, expert_targets
 from memlint.estimate.families.gated_mlp import GatedMlp
 from memlint.estimate.families.jitter import jitter_of, jittered
 from memlint.estimate.families.llama import Attention, layer_kinds
@@ -53,7 +53,7 @@ class Moe:
         self.jitter = jitter_of(a)
         self.env: Env | None = None  # set where the load-balancing loss is taken (output_router_logits)
         apart = in_modules(a, b)
-        targets = ExpertTargets() if apart else expert_targets(a, b.lora, name)
+        targets = ExpertTargets() if apart else expert_targets(a, converted(b), name)
         self.experts: Callable[[Tape, Tensor, Tensor, Tensor], Tensor]
         owner = None if apart else a
 

@@ -12,7 +12,7 @@ from typing import Callable
 from memlint.estimate.build import Build
 from memlint.estimate.engine.pool import GRADIENTS
 from memlint.estimate.engine.tape import Leaf, Node, Tape, Tensor
-from memlint.estimate.families.expert_adapters import ExpertTargets, Folded, parameter_targets
+from memlint.estimate.families.expert_adapters import ExpertTargets, Folded, converted, parameter_targets
 from memlint.estimate.host_experts import HostExperts
 from memlint.estimate.ops.activations import activate
 from memlint.estimate.ops.basic import cast, mul
@@ -94,7 +94,7 @@ class Experts:
         self.up_fold: Folded | None = None
         self.down_fold: Folded | None = None
         if targets is None:
-            targets = parameter_targets(b.lora, f"{name}.{first}", f"{name}.down_proj")
+            targets = parameter_targets(converted(b), f"{name}.{first}", f"{name}.down_proj")
         if b.lora is not None and targets.gate_up:
             self.up_fold = Folded(b, f"{name}.{first}", self.up, experts, rows, hidden, b.lora, targets.gate_up)
         if b.lora is not None and targets.down:
