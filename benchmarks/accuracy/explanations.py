@@ -21,8 +21,8 @@ _GPTQ = "auto_gptq unpacks and keeps each weight as its torch path does (qlinear
 _RULES: tuple[tuple[str, str], ...] = (
     (
         "chatglm3",
-        "code on the hub, computed as the nearest Llama shape with a flash kernel; with scores multiplied out it would be "
-        "82.5 GiB, so neither explains it; ",
+        "its code's operations are followed to the byte, with a flash kernel; with scores multiplied out it would be about "
+        "82 GiB, so neither explains it; ",
     ),
     (
         "baichuan2-13b",
@@ -45,6 +45,8 @@ _ROWS: dict[str, str] = {
     "torchtune-005": "from the same table as the LoRA row, whose figure leaves no room for the logits",
     "torchtune-029": "rank and targets are those of the default config, assumed; 6.05 GiB of weights, 0.7 of adapters "
     "and states, 1.96 of half-precision logits in eight pieces",
+    "axolotl-004": "its README says `about`; the high end is 0.2 GiB below, and what the allocator's replay over the packed "
+    "rows' lengths adds to the 61.0 GiB allocated moves by half a GiB with the moment at which queries and keys are freed",
     "axolotl-006": "4.7 GB is 3.3 GiB more than weights, adapters and one layer, which the fused loss of its config leaves; "
     "with whole logits [4096, 120818] the step allocates 6.3 GiB and the evaluation that the config asks for 5.2. Whether "
     "the loss took effect, and which of axolotl's three figures it is (active, allocated, reserved: utils/bench.py), is "

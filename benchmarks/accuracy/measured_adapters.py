@@ -24,7 +24,6 @@ KINDS = {
 
 TARGETS = {
     "c_attn": ("q_proj", "k_proj", "v_proj"),
-    "query_key_value": ("q_proj", "k_proj", "v_proj"),
     "w1": ("gate_proj",),
     "w2": ("up_proj",),
     "mlp": ("gate_proj", "up_proj", "down_proj"),
@@ -87,7 +86,7 @@ def _words(targets: str) -> list[str]:
     """Names joined by ``+``; a regular expression, which has a ``+`` of its own, stays whole."""
     if targets.startswith("framework default"):
         # ms-swift 2.x llm/utils/model.py LoRATM: c_attn, query_key_value, W_pack or the three that these stand for.
-        return ["c_attn"]
+        return ["c_attn", "query_key_value", "W_pack"]
     return [targets] if EXPRESSION.search(targets) else [word for word in targets.split("+") if word]
 
 

@@ -90,6 +90,20 @@ def _baichuan(hidden: int, layers: int, width: int) -> dict[str, Any]:
     return {**config, "model_max_length" if layers == 40 else "max_position_embeddings": positions}
 
 
+_CHATGLM_3 = {
+    "model_type": "chatglm",
+    "hidden_size": 4096,
+    "num_layers": 28,
+    "num_attention_heads": 32,
+    "multi_query_group_num": 2,
+    "kv_channels": 128,
+    "ffn_hidden_size": 13696,
+    "padded_vocab_size": 65024,
+    "add_qkv_bias": True,
+    "seq_length": 8192,
+    "tie_word_embeddings": False,
+}
+
 SHAPES: tuple[tuple[str, dict[str, Any], str], ...] = (
     (r"qwen[-_ ]?1[._]8b", _qwen(2048, 24, 16, 11008, 151936), "Qwen/Qwen-1_8B config.json"),
     (r"qwen-?7b", _qwen(4096, 32, 32, 22016, 151936), "Qwen/Qwen-7B config.json"),
@@ -97,12 +111,7 @@ SHAPES: tuple[tuple[str, dict[str, Any], str], ...] = (
     (r"qwen-?72b", _qwen(8192, 80, 64, 49152, 152064), "Qwen/Qwen-72B config.json"),
     (r"baichuan2-7b", _baichuan(4096, 32, 11008), "baichuan-inc/Baichuan2-7B-Chat config.json"),
     (r"baichuan2-13b", _baichuan(5120, 40, 13696), "baichuan-inc/Baichuan2-13B-Chat config.json"),
-    # Its own code makes the rotary tables in each forward, so none is kept for every position.
-    (
-        r"chatglm3-6b",
-        _llama(4096, 28, 32, 2, 13696, 65024, max_position_embeddings=1),
-        "THUDM/chatglm3-6b config.json",
-    ),
+    (r"chatglm3-6b", _CHATGLM_3, "THUDM/chatglm3-6b config.json"),
 )
 """Models whose code came with the checkpoint, or that the catalog lacks, as the nearest shape transformers runs."""
 

@@ -17,12 +17,14 @@ from memlint.estimate.quantized import QuantizedWeight as QuantizedWeight
 from memlint.estimate.quantized import keeps_input as keeps_input
 from memlint.job import Lora
 from memlint.models.architecture import Architecture
+from memlint.models.traits import CHATGLM, PACKED
 
 if TYPE_CHECKING:
     from memlint.estimate.build import Build
     from memlint.estimate.ops.float8_linear import Float8Linear
 
 DEFAULT_TARGETS: dict[str, tuple[str, ...]] = {
+    "baichuan": ("W_pack",),  # not in PEFT's table, which ends such a run
     "bart": ("q_proj", "v_proj"),
     "bert": ("query", "value"),
     "bloom": ("query_key_value",),
@@ -52,7 +54,10 @@ DEFAULT_TARGETS: dict[str, tuple[str, ...]] = {
 utils/constants.py).
 """
 
-OUTPUT_LAYERS = ("lm_head", "embed_out", "score", "classifier", "output_projection")
+OWN_CODE = {CHATGLM: "chatglm", PACKED: "baichuan"}
+"""What a model's own code does -> its entry of the table above, where it is computed as another type."""
+
+OUTPUT_LAYERS = ("lm_head", "embed_out", "score", "classifier", "output_projection", "output_layer")
 
 
 def matches(targets: str | tuple[str, ...], name: str, architecture: Architecture | None) -> bool:
@@ -67,6 +72,8 @@ def matches(targets: str | tuple[str, ...], name: str, architecture: Architectur
         return leaf not in OUTPUT_LAYERS
     if targets == "default":
         kind = architecture.model_type if architecture is not None else ""
+        if architecture is not None and architecture.traits:
+            kind = next((own for trait, own in OWN_CODE.items() if trait in architecture.traits), kind)
         return leaf in DEFAULT_TARGETS.get(kind, ("q_proj", "v_proj"))
     if architecture is not None and architecture.modules:
         own = architecture.modules.get(leaf, leaf)

@@ -10,10 +10,12 @@ from typing import Any, Mapping
 
 from memlint.models.traits import (
     ALIBI_MASK,
+    CHATGLM,
     EXPERT_MODULES,
     LOSS_IN_OWN_DTYPE,
     NORMED_HEAD,
     PACKED,
+    TOKENS_FIRST,
     UNEVEN_LAYERS,
 )
 from memlint.records import dataclass, field
@@ -46,6 +48,8 @@ def _fused(name: str, **others: str) -> dict[str, str]:
     return {"q_proj": name, "k_proj": name, "v_proj": name, **others}
 
 
+CHATGLM_3_VOCABULARY = 65024
+"""padded_vocab_size of ChatGLM 2 and 3, which tells them from GLM-4 of the same model_type."""
 BAICHUAN_2_VOCABULARY = 125696
 """vocab_size that tells Baichuan 2 from its forerunner of the same model_type (config.json of either)."""
 
@@ -88,7 +92,6 @@ REMOTE: dict[str, Remote] = {
     ),
     "chatglm": Remote(
         "glm",
-        "computed as GLM with fused query, key and value",
         names={
             "num_layers": "num_hidden_layers",
             "padded_vocab_size": "vocab_size",
@@ -98,7 +101,7 @@ REMOTE: dict[str, Remote] = {
             "seq_length": "max_position_embeddings",
             "add_qkv_bias": "attention_bias",
         },
-        modules=_fused("query_key_value", o_proj="dense", gate_up_proj="dense_h_to_4h", down_proj="dense_4h_to_h"),
+        traits=frozenset({CHATGLM}),
     ),
     "phi3small": Remote(
         "phi3",
@@ -160,6 +163,8 @@ REMOTE: dict[str, Remote] = {
 def traits_of(model_type: str, remote: Remote, stated: Mapping[str, Any]) -> frozenset[str]:
     """Return the traits of a model of this type; fields of its config tell editions of one type apart."""
     traits = remote.traits
+    if model_type == "chatglm" and stated.get("padded_vocab_size") == CHATGLM_3_VOCABULARY:
+        traits |= {TOKENS_FIRST}
     if model_type == "baichuan":
         if stated.get("vocab_size") == BAICHUAN_2_VOCABULARY:
             traits |= {NORMED_HEAD}

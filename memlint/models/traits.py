@@ -25,3 +25,9 @@ ALIBI_MASK = "ALiBi in the mask"
 
 PACKED = "one product for queries, keys and values"
 """modeling_baichuan.py calls it ``W_pack``."""
+
+CHATGLM = "ChatGLM's own code"
+"""modeling_chatglm.py, of ChatGLM 2 and 3 and of GLM-4 as first published (estimate/families/chatglm.py)."""
+
+TOKENS_FIRST = "tokens first"
+"""Of these ChatGLM 2 and 3: hidden states are [tokens, rows, features]."""

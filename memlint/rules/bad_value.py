@@ -2,7 +2,8 @@
 
 ## What it does
 Reports a memory-relevant value of the wrong type or outside its allowed set, model shapes that cannot exist, such as a
-hidden size that its heads do not divide, and adapters or patterns that name nothing of the model, so that nothing trains.
+hidden size that its heads do not divide, and adapters or patterns that name nothing of the model, so that nothing
+trains.
 
 ## Why it matters
 The framework rejects the file at start, or reads it as something else (`2e-5` is a string to PyYAML), and no prediction

@@ -84,7 +84,7 @@ def test_code_on_the_hub_is_adapted_by_its_own_names(model: str, targets: tuple[
 
 
 def test_nothing_is_said_of_a_model_that_is_computed_as_another() -> None:
-    assert said(job("THUDM/glm-4-9b-chat", ("nothing",))) is None
+    assert said(job("inclusionAI/Ling-mini-2.0", ("nothing",))) is None
 
 
 def test_names_are_full_and_leave_out_tables_and_head() -> None:

@@ -465,7 +465,11 @@ class TestBenchmark:
                 r"model.layers.[\d]+.self_attn.(q|v)_proj",
                 id="a plus inside",
             ),
-            pytest.param("framework default for the model", ("q_proj", "k_proj", "v_proj"), id="ms-swift's own"),
+            pytest.param(
+                "framework default for the model",
+                ("q_proj", "k_proj", "v_proj", "query_key_value", "W_pack"),
+                id="ms-swift's own",
+            ),
         ],
     )
     def test_targets_are_names_or_one_expression(self, written: str, adapted: Any) -> None:
@@ -602,6 +606,7 @@ OUTSIDE = {
     "torchtune-001",
     "torchtune-003",
     "torchtune-005",
+    "axolotl-004",
     "axolotl-006",
     "axolotl-014",
     "hfdoc-001",

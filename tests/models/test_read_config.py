@@ -10,7 +10,7 @@ from memlint.estimate.simulate import simulate
 from memlint.job import Training, TrainingJob
 from memlint.models.architecture import Architecture
 from memlint.models.config import part, read_config
-from memlint.models.traits import ALIBI_MASK, LOSS_IN_OWN_DTYPE, MASK_PER_LAYER, NORMED_HEAD, PACKED
+from memlint.models.traits import ALIBI_MASK, CHATGLM, LOSS_IN_OWN_DTYPE, MASK_PER_LAYER, NORMED_HEAD, PACKED
 from memlint.records import replace
 
 
@@ -287,7 +287,7 @@ class TestRemoteCode:
         found = read(model_type="qwen", intermediate_size=22016, **TINY)
         assert (found.model_type, found.get("intermediate_size"), found.tie_word_embeddings) == ("qwen2", 11008, False)
 
-    def test_chatglm_says_that_it_is_only_near(self) -> None:
+    def test_chatglm_runs_as_its_own_code_says(self) -> None:
         found = read(
             model_type="chatglm",
             num_layers=3,
@@ -300,8 +300,8 @@ class TestRemoteCode:
         )
         assert found.num_hidden_layers == 3
         assert found.get("num_key_value_heads") == 2
-        assert found.approximate is not None
-        assert "chatglm" in found.approximate
+        assert found.approximate is None
+        assert found.traits == {CHATGLM}
 
     def test_a_wrapper_around_a_language_model_has_its_sizes(self) -> None:
         found = read(

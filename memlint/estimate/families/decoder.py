@@ -85,7 +85,9 @@ class DecoderModel:
 
     def _language_head(self, a: Architecture, body: Any) -> CausalHead:
         name = getattr(body, "head_name", "lm_head")
-        return CausalHead(a, self.build, body.embed, name=name, bias=getattr(body, "head_bias", False))
+        head = getattr(body, "head_class", CausalHead)
+        made: CausalHead = head(a, self.build, body.embed, name=name, bias=getattr(body, "head_bias", False))
+        return made
 
     def batch(self, f: Tape) -> Batch:
         """ids, labels and, with padding, a mask: [B, S] int64 each."""

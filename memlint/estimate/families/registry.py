@@ -10,7 +10,7 @@ from memlint.estimate.env import Batch, Env
 from memlint.estimate.errors import Unsupported
 from memlint.job import TrainingJob
 from memlint.models.architecture import Architecture
-from memlint.models.traits import ALIBI_MASK, UNEVEN_LAYERS
+from memlint.models.traits import ALIBI_MASK, CHATGLM, UNEVEN_LAYERS
 
 
 class Trainable(Protocol):
@@ -90,6 +90,8 @@ def _of_llamas_shape(architecture: Architecture) -> str:
         return "uneven"
     if ALIBI_MASK in architecture.traits:
         return "baichuan"
+    if CHATGLM in architecture.traits:
+        return "chatglm"
     return OF_LLAMAS_SHAPE.get(architecture.model_type, "llama")
 
 
