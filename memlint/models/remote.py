@@ -1,7 +1,8 @@
 """model_types that exist only as code on the hub (``trust_remote_code``), and what they are computed as.
 
 memlint never runs that code: sizes are read by the names the remote config uses, and the shape is that of the nearest
-class of transformers. Where size and shape are not the same, ``approximate`` says what differs.
+class of transformers, but for what ``traits`` say. Where size and shape are not the same, ``approximate`` says what
+differs.
 """
 
 from __future__ import annotations
