@@ -53,6 +53,8 @@ class Rule:
     """Tensors of one element on the device for each parameter."""
     lists: int = 1
     """foreach: lists of the parameters' size that live at once."""
+    carries: bool = False
+    """single: the loop's variable holds the last tensor of the parameter before until this one's is there."""
     step: str = "fused"
     """foreach (lists of the parameters' size), single (two copies of the largest), adafactor, came, muon, projected
     (see optimizer_projected.py), lomo, adalomo, fused (none)."""
@@ -69,7 +71,7 @@ RULES: dict[str, Rule] = {
     "flash-adamw": Rule(flash=True),
     "adamax": _ADAMW,
     "adopt": _ADAMW,
-    "grokadamw": Rule(states=3, step="single"),
+    "grokadamw": Rule(states=3, step="single", carries=True),
     "stable-adamw": Rule(kahan=True, scalars=2),
     "schedule-free-adamw": _ADAMW,
     "schedule-free-radam": _ADAMW,
@@ -78,7 +80,7 @@ RULES: dict[str, Rule] = {
     "radam": _ADAMW,
     "adamw-fused": Rule(counter=True),
     "adam-fused": Rule(counter=True),
-    "adamw-for-loop": Rule(step="single"),
+    "adamw-for-loop": Rule(step="single", carries=True),
     "adamw-bnb": Rule(fp32=True),
     "adamw-8bit": Rule(bits=8),
     "adam-8bit": Rule(bits=8),
@@ -225,7 +227,9 @@ def step_temporary_bytes(
     if rule.step == "came":
         return _came_temporaries(slots)
     if rule.step == "single":
-        return max([2 * rounded(slot.numel * DTYPE_BYTES[_state_dtype(rule, slot, forced)]) for slot in slots])
+        # adam.py _single_tensor_adam: ``denom``, of the square root over its correction; grokadamw.py: ``grok_grad``.
+        typed = [(DTYPE_BYTES[_state_dtype(rule, slot, forced)], slot) for slot in slots]
+        return max([2 * rounded(n * slot.numel) + rounded(n * slot.after) * rule.carries for n, slot in typed])
     if rule.step == "muon":
         return _muon_temporaries(slots)
     if rule.step in ("lomo", "adalomo"):

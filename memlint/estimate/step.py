@@ -254,7 +254,7 @@ class Prepared:
         name, forced = training.optimizer, training.precision.optimizer
         sizes: dict[Shape, int] = {}
         for slot in self.trained:
-            size = step_temporary_bytes(name, [replace(slot, count=1)], forced, two_lists=old)
+            size = step_temporary_bytes(name, [replace(slot, count=1, after=0)], forced, two_lists=old)
             sizes[slot.shape] = max(size, sizes.get(slot.shape, 0))
 
         def step(tape: Tape, leaf: Leaf, grad: Tensor) -> None:

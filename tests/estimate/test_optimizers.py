@@ -223,3 +223,11 @@ def test_blocks_of_2048_values_share_a_scale_before_bitsandbytes_044() -> None:
         for versions in ({}, {"bitsandbytes": "0.43.3"}, {"bitsandbytes": "0.44.0"})
     ]
     assert old < newest == next_one
+
+
+@pytest.mark.parametrize("name", ["adamw-for-loop", "grokadamw"])
+def test_a_loop_holds_the_last_temporary_of_the_parameter_before(name: str) -> None:
+    """Counted on the CPU (benchmarks/optimizers): two equal matrices that are the largest take three of them."""
+    shapes = [(50, 64), (999, 501), (999, 501), (501, 999)]
+    records = [Record(f"m{i}.weight", s, "fp32", True, "fp32", 1, (0,)) for i, s in enumerate(shapes)]
+    assert step_temporary_bytes(name, slots_of(records)) == 6_007_296
