@@ -23,7 +23,6 @@ KINDS = {
 """method of a row -> of a job."""
 
 TARGETS = {
-    "c_attn": ("q_proj", "k_proj", "v_proj"),
     "w1": ("gate_proj",),
     "w2": ("up_proj",),
     "mlp": ("gate_proj", "up_proj", "down_proj"),
@@ -85,8 +84,8 @@ def lora_of(row: Row, hidden_size: int) -> Lora:
 def _words(targets: str) -> list[str]:
     """Names joined by ``+``; a regular expression, which has a ``+`` of its own, stays whole."""
     if targets.startswith("framework default"):
-        # ms-swift 2.x llm/utils/model.py LoRATM: c_attn, query_key_value, W_pack or the three that these stand for.
-        return ["c_attn", "query_key_value", "W_pack"]
+        # ms-swift 2.x llm/utils/model.py LoRATM: the fused product, whatever a model calls it, or the three in its place.
+        return ["c_attn", "query_key_value", "W_pack", "q_proj", "k_proj", "v_proj"]
     return [targets] if EXPRESSION.search(targets) else [word for word in targets.split("+") if word]
 
 

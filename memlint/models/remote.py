@@ -16,6 +16,7 @@ from memlint.models.traits import (
     LOSS_IN_OWN_DTYPE,
     NORMED_HEAD,
     PACKED,
+    SPLIT,
     TOKENS_FIRST,
     UNEVEN_LAYERS,
 )
@@ -78,8 +79,8 @@ REMOTE: dict[str, Remote] = {
         "qwen2",
         names={"seq_length": "max_position_embeddings", "attn_dropout_prob": "attention_dropout"},
         values={"tie_word_embeddings": False, "num_key_value_heads": None},
-        traits=OWN_LOSS,
-        modules=_fused("c_attn", o_proj="c_proj", gate_proj="w2", up_proj="w1", down_proj="c_proj"),
+        traits=OWN_LOSS | {SPLIT},
+        modules={"qkv_proj": "c_attn", "o_proj": "c_proj", "gate_proj": "w2", "up_proj": "w1", "down_proj": "c_proj"},
     ),
     "mimo": Remote("qwen2", "the next-token-prediction layers are left out"),
     "kimi_k2": Remote("deepseek_v3"),

@@ -24,7 +24,10 @@ ALIBI_MASK = "ALiBi in the mask"
 (estimate/families/baichuan.py)."""
 
 PACKED = "one product for queries, keys and values"
-"""modeling_baichuan.py calls it ``W_pack``."""
+"""modeling_baichuan.py calls it ``W_pack``, and takes them out of it one by one."""
+
+SPLIT = "one product, split into queries, keys and values"
+"""modeling_qwen.py of Qwen's first generation calls it ``c_attn``."""
 
 CHATGLM = "ChatGLM's own code"
 """modeling_chatglm.py, of ChatGLM 2 and 3 and of GLM-4 as first published (estimate/families/chatglm.py)."""

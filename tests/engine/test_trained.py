@@ -83,6 +83,14 @@ def test_code_on_the_hub_is_adapted_by_its_own_names(model: str, targets: tuple[
         assert simulate(one).trainable_parameters and said(one) is None
 
 
+def test_qwens_first_code_has_one_adapter_for_queries_keys_and_values() -> None:
+    """Of rank 64 on the modules that finetune.py of QwenLM/Qwen names: r x (inputs + outputs) of each."""
+    every = job("Qwen/Qwen-7B-Chat", ("c_attn", "c_proj", "w1", "w2"), **{"training.lora.rank": 64})
+    h, inner = 4096, 11008
+    sizes = (h + 3 * h) + (h + h) + 3 * (h + inner)
+    assert simulate(every).trainable_parameters == 32 * 64 * sizes
+
+
 def test_nothing_is_said_of_a_model_that_is_computed_as_another() -> None:
     assert said(job("inclusionAI/Ling-mini-2.0", ("nothing",))) is None
 

@@ -467,7 +467,7 @@ class TestBenchmark:
             ),
             pytest.param(
                 "framework default for the model",
-                ("q_proj", "k_proj", "v_proj", "query_key_value", "W_pack"),
+                ("c_attn", "query_key_value", "W_pack", "q_proj", "k_proj", "v_proj"),
                 id="ms-swift's own",
             ),
         ],

@@ -10,7 +10,7 @@ from memlint.estimate.simulate import simulate
 from memlint.job import Training, TrainingJob
 from memlint.models.architecture import Architecture
 from memlint.models.config import part, read_config
-from memlint.models.traits import ALIBI_MASK, CHATGLM, LOSS_IN_OWN_DTYPE, MASK_PER_LAYER, NORMED_HEAD, PACKED
+from memlint.models.traits import ALIBI_MASK, CHATGLM, LOSS_IN_OWN_DTYPE, MASK_PER_LAYER, NORMED_HEAD, PACKED, SPLIT
 from memlint.records import replace
 
 
@@ -369,7 +369,7 @@ def test_what_code_on_the_hub_does_is_no_config_field(key: str) -> None:
 
 
 def test_code_on_the_hub_has_traits_of_its_own() -> None:
-    assert read(model_type="qwen", **TINY).traits == {LOSS_IN_OWN_DTYPE}
+    assert read(model_type="qwen", **TINY).traits == {LOSS_IN_OWN_DTYPE, SPLIT}
     rotary = {**TINY, "max_position_embeddings": 4096}
     assert read(model_type="baichuan", **rotary).traits == {LOSS_IN_OWN_DTYPE, PACKED}
     second = read(model_type="baichuan", **{**rotary, "vocab_size": 125696})

@@ -16,9 +16,10 @@ from memlint.estimate.families.pieces import rotate_apart
 from memlint.estimate.families.rotary import keep_tables, partial_rotary, rotary_tables, rotate_both
 from memlint.estimate.families.shapes import Shape, flag, scaled_inside, shape_of
 from memlint.estimate.ops.basic import add, cat, dropout, mul, scale, slice_of
+from memlint.estimate.ops.views import split
 from memlint.estimate.stack import Stack
 from memlint.models.architecture import Architecture
-from memlint.models.traits import PACKED
+from memlint.models.traits import PACKED, SPLIT
 
 
 class Attention:
@@ -32,7 +33,8 @@ class Attention:
         self.dropout = float(a.get("attention_dropout", 0.0))
         qkv_bias = flag(a, s.qkv_bias)
         q, kv = self.heads * self.dim, self.kv * self.dim
-        self.fused = s.fused_qkv or PACKED in a.traits
+        self.splits = SPLIT in a.traits
+        self.fused = s.fused_qkv or self.splits or PACKED in a.traits
         if self.fused:
             self.qkv = b.linear(f"{name}.{'W_pack' if PACKED in a.traits else 'qkv_proj'}", h, q + 2 * kv, qkv_bias)
         else:
@@ -64,6 +66,9 @@ class Attention:
         b, s, _ = x.shape
         if self.fused:
             qkv = self.qkv(f, x)
+            if self.splits:
+                q, k, v = split(f, qkv, *((b, n, s, self.dim) for n in (self.heads, self.kv, self.kv)))
+                return q, k, v
             q = slice_of(f, qkv, (b, self.heads, s, self.dim))
             k = slice_of(f, qkv, (b, self.kv, s, self.dim))
             v = slice_of(f, qkv, (b, self.kv, s, self.dim))
