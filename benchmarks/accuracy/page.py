@@ -71,7 +71,8 @@ None of these is a factor, but each was settled, or kept, after its effect on th
   so in the code took three rows out, by up to 3 %, because the allocator's replay lays its blocks elsewhere: Qwen's one
   `c_attn` (swiftbench-064 and -071), and queries and keys that live until the output's projection (axolotl-004). The replay
   takes optimizer states as equal blocks; as blocks of their own sizes they make Qwen-7B's full runs right to 0.6 %, but
-  LoRA with trained embeddings up to 17 % too high, which is not understood and so not done. The median width mixes narrow groups with ms-swift's wide ones: see the table by framework.
+  LoRA with trained embeddings up to 17 % too high, which is not understood and so not done. The median
+  width mixes narrow groups with ms-swift's wide ones: see the table by framework.
 * **`compile` lowered `low` by half of the logits**, a choice made when two torchtune rows lay just outside; it had no
   source and is gone. A model compiled as one graph is followed tensor by tensor instead
   (`memlint/estimate/engine/compiled_tape.py`), held to what inductor's partitioner saves of real models and to the live
